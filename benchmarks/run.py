@@ -1,0 +1,197 @@
+"""Speed of the pendulum EKVAE, as ratios taken in one run: machines are shared and noisy, absolute times mean little.
+
+    python benchmarks/run.py            all that this machine can measure
+    python benchmarks/run.py --quick    fewer repetitions
+
+Every ratio compares medians of rounds that take turns. Results go to results/benchmarks-DEVICE.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from deepssm import files, kalman
+from deepssm.experiments import PRESETS
+from deepssm.gaussian import Gaussian
+from deepssm.objectives import Constrained
+from deepssm.runs import provenance
+from deepssm.training import Program, TrainingConfig
+
+CHUNK = 10
+EXPERIMENT = PRESETS["pendulum-vhp-ekvae-co"]
+DATA = EXPERIMENT.data.generate().train
+
+
+def race(rounds: int, **contestants: Callable[[], Any]) -> dict[str, float]:
+    """Median seconds of each contestant, the contestants taking turns."""
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for contestant in contestants.values():
+        contestant()
+    for _ in range(rounds):
+        for name, contestant in contestants.items():
+            began = time.perf_counter()
+            contestant()
+            times[name].append(time.perf_counter() - began)
+    return {name: float(np.median(values)) for name, values in times.items()}
+
+
+def our_step(seeds: int) -> Callable[[], Any]:
+    """CHUNK steps of training on all 500 sequences for some seeds."""
+    training = TrainingConfig(seeds=seeds, batch=len(DATA.x))
+    program = Program(
+        lambda seed: EXPERIMENT.model.build((16, 16), 1, jax.random.key(seed)), Constrained(-730.0), training
+    )
+    state, arrays = program.start(), tuple(jnp.asarray(part) for part in DATA[:3])
+    return lambda: jax.block_until_ready(program.run(state, arrays, length=CHUNK))
+
+
+def matmul_floor() -> Callable[[], Any]:
+    """CHUNK times the matrix products of one step through encoder and decoder, forward and backward, alone."""
+    sizes = [(256, 128), (128, 128), (128, 128), (128, 4), (2, 128), (128, 128), (128, 128), (128, 256)]
+    frames = DATA.x.shape[0] * DATA.x.shape[1]
+    key = jax.random.key(0)
+    W = [jax.random.normal(key, size) / np.sqrt(size[0]) for size in sizes]
+    X = [jax.random.normal(key, (size[0], frames)) for size in sizes]
+    G = [jax.random.normal(key, (size[1], frames)) for size in sizes]
+
+    def body(carry: Any, _: None) -> tuple[Any, None]:
+        X, G, _, _ = carry
+        forward = [w.T @ x for w, x in zip(W, X, strict=True)]
+        backward = [w @ g for w, g in zip(W, G, strict=True)]
+        dW = [x @ g.T for x, g in zip(X, G, strict=True)]
+        X = [X[0], *(f if f.shape == x.shape else x + f.sum() for f, x in zip(forward[:-1], X[1:], strict=True))]
+        G = [*(b if b.shape == g.shape else g + b.sum() for b, g in zip(backward[1:], G[:-1], strict=True)), G[-1]]
+        return (X, G, dW, forward[-1]), None
+
+    run = jax.jit(lambda X, G: jax.lax.scan(body, (X, G, W, jnp.zeros((256, frames))), length=CHUNK))
+    return lambda: jax.block_until_ready(run(X, G))
+
+
+def torch_step(steps: int) -> Callable[[], Any]:
+    """Steps of the same model in eager PyTorch on the same device."""
+    import torch
+    from torch_ekvae import TorchEKVAE
+
+    device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+    model = TorchEKVAE().to(device)
+    adam = torch.optim.Adam(model.parameters(), 1e-3)
+    x = torch.tensor(DATA.x.reshape(*DATA.x.shape[:2], -1), device=device)
+    u = torch.tensor(DATA.u, device=device)
+
+    def run() -> None:
+        for _ in range(steps):
+            adam.zero_grad()
+            distortion, rate = model(x, u)
+            (rate + 0.5 * distortion).backward()
+            adam.step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return run
+
+
+def smoothers(sequences: int, frames: int) -> dict[str, Callable[[], Any]]:
+    """Filter and smoother forward on a linear system: ours and dynamax's."""
+    from dynamax.linear_gaussian_ssm import lgssm_smoother
+    from dynamax.linear_gaussian_ssm.inference import (
+        ParamsLGSSM,
+        ParamsLGSSMDynamics,
+        ParamsLGSSMEmissions,
+        ParamsLGSSMInitial,
+    )
+
+    n, n_a = 3, 2
+    F, H = jnp.eye(n) + 0.1 * jnp.eye(n, k=2), jnp.eye(n_a, n)
+    Q, R = 0.01 * jnp.eye(n), 0.1 * jnp.eye(n_a)
+    a = jax.random.normal(jax.random.key(0), (sequences, frames, n_a))
+    parameters = ParamsLGSSM(
+        ParamsLGSSMInitial(jnp.zeros(n), jnp.eye(n)),
+        ParamsLGSSMDynamics(F, jnp.zeros(n), jnp.zeros((n, 0)), Q),
+        ParamsLGSSMEmissions(H, jnp.zeros(n_a), jnp.zeros((n_a, 0)), R),
+    )
+
+    def theirs(a: jax.Array) -> Any:
+        smoothed = jax.vmap(lambda a: lgssm_smoother(parameters, a))(a)
+        return smoothed.smoothed_means, smoothed.smoothed_covariances
+
+    def ours(a: jax.Array) -> Any:
+        a = jnp.transpose(a, (2, 1, 0))
+        wide = tuple(jnp.broadcast_to(m[..., None], (*m.shape, sequences)) for m in (F, jnp.zeros(n), Q))
+        u, seen = jnp.zeros((0, frames, sequences)), jnp.ones((frames, sequences), bool)
+        forward = kalman.filter(Gaussian(jnp.zeros(n), jnp.eye(n)), a, u, seen, lambda z, u: wide, H, R)
+        smoothed = kalman.smooth(forward)
+        return jnp.transpose(smoothed.m, (2, 1, 0)), jnp.transpose(smoothed.P, (3, 2, 0, 1))
+
+    compiled = {"ours": jax.jit(ours), "dynamax": jax.jit(theirs)}
+    results = {name: function(a) for name, function in compiled.items()}
+    for mine, other in zip(*results.values(), strict=True):
+        np.testing.assert_allclose(mine, other, atol=1e-4)
+    return {name: lambda f=function: jax.block_until_ready(f(a)) for name, function in compiled.items()}
+
+
+def first_step_seconds(cache: str) -> float:
+    """Seconds a fresh process needs to trace, compile and run the first training step."""
+    code = (
+        "import time, jax, sys; sys.path.insert(0, 'benchmarks')\n"
+        f"jax.config.update('jax_compilation_cache_dir', {cache!r})\n"
+        "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)\n"
+        "import run\n"
+        "jax.block_until_ready(jax.numpy.ones(3) + 1)\n"
+        "began = time.perf_counter(); run.our_step(1)(); print(time.perf_counter() - began)\n"
+    )
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    return float(done.stdout.split()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    options = parser.parse_args()
+    rounds = 3 if options.quick else 9
+    sys.path.insert(0, str(Path(__file__).parent))
+    lines: list[dict[str, Any]] = []
+
+    def note(what: str, value: float, goal: str, detail: str) -> None:
+        lines.append({"what": what, "value": value, "goal": goal, "detail": detail})
+        print(f"{what:<68} {value:8.2f}   goal {goal:<9} {detail}", flush=True)
+
+    def milliseconds(times: dict[str, float]) -> str:
+        return ", ".join(f"{name} {1e3 * value:.2f} ms" for name, value in times.items())
+
+    if jax.default_backend() == "cpu":
+        with tempfile.TemporaryDirectory() as cache:
+            note("compile: seconds to the first training step", first_step_seconds(cache), "<= 10", "no cache")
+            note("the same with the persistent cache", first_step_seconds(cache), "<= 3", "second start")
+        times = race(rounds, step=our_step(1), floor=matmul_floor(), torch=torch_step(3))
+        each = {"step": times["step"] / CHUNK, "floor": times["floor"] / CHUNK, "torch": times["torch"] / 3}
+        note("training step over the matmul floor", each["step"] / each["floor"], "<= 2.3", milliseconds(each))
+        note("eager PyTorch step over ours", each["torch"] / each["step"], ">= 1.8", "")
+        for sequences, frames in ((500, 15), (16, 1000)):
+            times = race(5 * rounds, **smoothers(sequences, frames))
+            what = f"dynamax filter + smoother over ours, {sequences} x {frames}"
+            note(what, times["dynamax"] / times["ours"], ">= 1.5", milliseconds(times))
+    else:
+        times = race(rounds, step=our_step(8), torch=torch_step(2))
+        each = {"seed-step": times["step"] / CHUNK / 8, "torch": times["torch"] / 2}
+        ratio = each["torch"] / each["seed-step"]
+        note("eager PyTorch step over our seed-step, 8 seeds", ratio, ">= 40", milliseconds(each))
+    name = "cpu" if jax.default_backend() == "cpu" else jax.devices()[0].device_kind.lower().replace(" ", "-")
+    files.write_json(options.out / f"benchmarks-{name}.json", {"lines": lines, **provenance()})
+
+
+if __name__ == "__main__":
+    main()

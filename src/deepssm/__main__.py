@@ -1,0 +1,3 @@
+from deepssm.cli import main
+
+raise SystemExit(main())

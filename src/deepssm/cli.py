@@ -1,0 +1,222 @@
+"""The command `deepssm`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import tyro
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from deepssm import experiments, files, runs
+from deepssm.data import sequences
+from deepssm.data.pendulum import PendulumData
+from deepssm.errors import DeepSSMError
+from deepssm.progress import ProgressBar
+from deepssm.runs import DataFile, Experiment, Run
+
+USAGE = """usage: deepssm COMMAND ...
+
+  train PRESET         train a model, measure it, write its report
+  evaluate RUN         measure a trained run again
+  reproduce TABLE      train all rows of a table of the paper
+  data NAME --out FILE write a data set
+
+deepssm COMMAND --help explains each. Presets: {presets}."""
+
+Flat = tyro.conf.OmitArgPrefixes
+console = Console(soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a model on all its seeds, measure it, and write results, pictures and a report."""
+
+    experiment: Annotated[Experiment, tyro.conf.AvoidSubcommands]
+    out: Path | None = None
+    """Folder of the run; runs/PRESET unless given."""
+    resume: bool = False
+    """Go on with an interrupted run in that folder."""
+    data_file: Path | None = None
+    """Train on this file instead of the preset's data."""
+
+
+def train(arguments: list[str]) -> None:
+    name, rest = _name(arguments, "deepssm train PRESET", experiments.PRESETS)
+    chosen = experiments.preset(name)
+    options = _parse(Train, rest, f"deepssm train {name}", default=Train(chosen))
+    experiment = options.experiment
+    if options.data_file:
+        experiment = dataclasses.replace(experiment, data=DataFile(str(options.data_file)))
+    folder = options.out or Path("runs") / name
+    with ProgressBar(console) as progress:
+        run = runs.train(experiment, folder, options.resume, progress)
+    report(run, folder)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Measure a trained run again, on its own test data or on another file's."""
+
+    data_file: Path | None = None
+    """A data file whose test sequences are used."""
+
+
+def evaluate(arguments: list[str]) -> None:
+    name, rest = _name(arguments, "deepssm evaluate RUN")
+    options = _parse(Evaluate, rest, f"deepssm evaluate {name}")
+    folder = Path(name)
+    run = runs.load(folder)
+    source = DataFile(str(options.data_file)) if options.data_file else run.experiment.data
+    kept = {key: run.results[key] for key in ("train_seconds", "baseline")}
+    diverged = {result["seed"]: result["diverged"] for result in run.results["runs"]}
+    results = runs.measure(run.experiment, run.models, source.generate(), {**kept, "diverged": diverged})
+    run = run._replace(results=results)
+    if options.data_file:
+        show(run)
+    else:
+        files.write_json(folder / "results.json", results)
+        report(run, folder)
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Train all rows of a table of the paper and write TABLE.json and TABLE.md."""
+
+    seeds: int = 25
+    """Seeds for each row."""
+    steps: int | None = None
+    """Steps instead of the presets'."""
+    out: Path = Path("results")
+    """Folder of the table."""
+    work: Path = Path("runs")
+    """Folder of the runs; what is finished there is not trained again."""
+
+
+def reproduce(arguments: list[str]) -> None:
+    name, rest = _name(arguments, "deepssm reproduce TABLE", experiments.TABLES)
+    experiments.table(name)
+    options = _parse(Reproduce, rest, f"deepssm reproduce {name}")
+
+    def training(config: Any) -> Any:
+        return dataclasses.replace(config, seeds=options.seeds, steps=options.steps or config.steps)
+
+    def begin(experiment: Experiment) -> ProgressBar:
+        console.print(f"{experiment.row}, {experiment.training.seeds} seeds", style="bold")
+        return ProgressBar(console)
+
+    experiments.reproduce(name, training, options.work, options.out, begin)
+    console.print((options.out / f"{name}.md").read_text(), highlight=False)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Write a data set: training, validation and test sequences in one .npz file."""
+
+    out: Path
+    """File to write."""
+    pendulum: PendulumData = field(default_factory=PendulumData)
+
+
+def data(arguments: list[str]) -> None:
+    name, rest = _name(arguments, "deepssm data NAME --out FILE", {"pendulum": None})
+    if name != "pendulum":
+        raise DeepSSMError(f"There is no data set {name!r}. Data sets: pendulum.")
+    options = _parse(Data, rest, f"deepssm data {name}")
+    dataset = options.pendulum.generate()
+    sequences.save(dataset, options.out)
+    console.print(f"Wrote {options.out}: 3 x {dataset.train.x.shape} frames, controls {dataset.train.u.shape[2:]}.")
+
+
+def report(run: Run, folder: Path) -> None:
+    """Print the table and write pictures and the page."""
+    from deepssm.reporting import figures, page
+
+    dataset = run.experiment.data.generate()
+    drawings = [
+        (
+            folder / "state-space.png",
+            "The learned state space",
+            figures.state_space(run.best, dataset.test, dataset.about),
+        ),
+        (folder / "film.png", "Observed, reconstructed and predicted", figures.film(run.best, dataset.test)),
+    ]
+    for path, _, figure in drawings:
+        figures.save(figure, path)
+    table = show(run)
+    sentence = page.verdict(run.results)
+    config = json.dumps(runs.encode(run.experiment), indent=2)
+    title = f"{run.experiment.row} on the {dataset.about.name}"
+    page.write(folder / "report.html", title, sentence, table, [(path, text) for path, text, _ in drawings], config)
+    console.print(f"\n{sentence}\n", style="bold", highlight=False)
+    console.print(f"Report:   {folder / 'report.html'}\nPictures: {drawings[0][0]}, {drawings[1][0]}", highlight=False)
+
+
+def show(run: Run) -> list[list[str]]:
+    """Print our figures beside the paper's; returns the table, head first."""
+    best = {"row": run.experiment.row, "paper": experiments.paper(run.experiment), "runs": [run.results]}
+    everything = {**best, "runs": run.results["runs"]}
+    several = len(run.results["runs"]) > 1
+    head = ["", f"best seed ({run.results['seed']})", *(["median (quartiles)"] if several else []), "paper"]
+    rows = []
+    for (title, _, _), (ours, theirs), (spread, _) in zip(
+        experiments.COLUMNS, experiments.cells(best), experiments.cells(everything), strict=True
+    ):
+        rows.append([title, ours, *([spread] if several else []), theirs])
+    floor = run.results.get("noise_floor")
+    if floor:
+        rows.append(["noise floor of the MSE", f"{floor:.2e}", *([""] if several else []), ""])
+    table = RichTable(title=run.experiment.row)
+    for index, name in enumerate(head):
+        table.add_column(name, justify="right" if index else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    return [head, *rows]
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "train": train,
+    "evaluate": evaluate,
+    "reproduce": reproduce,
+    "data": data,
+}
+
+
+def _name(arguments: list[str], usage: str, known: dict[str, Any] | None = None) -> tuple[str, list[str]]:
+    """The first argument, which names a thing, and the rest."""
+    if not arguments or arguments[0].startswith("-"):
+        choices = f" One of: {', '.join(known)}." if known else ""
+        raise DeepSSMError(f"usage: {usage} [options].{choices}")
+    return arguments[0], arguments[1:]
+
+
+def _parse(kind: Any, arguments: list[str], program: str, **options: Any) -> Any:
+    return tyro.cli(kind, args=arguments, prog=program, config=(Flat,), **options)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help") or arguments[0] not in COMMANDS:
+        print(USAGE.format(presets=", ".join(experiments.PRESETS)))
+        return 0 if arguments and arguments[0] in ("-h", "--help") else 2
+    cache = os.environ.get("DEEPSSM_CACHE", str(Path.home() / ".cache" / "deepssm"))
+    jax.config.update("jax_compilation_cache_dir", cache)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    try:
+        COMMANDS[arguments[0]](arguments[1:])
+    except DeepSSMError as error:
+        print(f"deepssm: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("deepssm: interrupted; 'deepssm train' goes on from its last checkpoint with --resume.", file=sys.stderr)
+        return 130
+    return 0

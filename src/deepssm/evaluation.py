@@ -1,0 +1,106 @@
+"""Evaluation: was the system identified, and how well is it predicted?
+
+All errors are means over pixels and sequences. Predictions follow the mean of the transition from a mean state:
+
+    smoothed   z_1 given x_1:5, compared with frames 1..T   (the paper's MSE; plain and with re-linearisation)
+    filtered   z_5 given x_1:5, compared with frames 5..T
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import PRNGKeyArray
+from numpy.typing import NDArray
+
+from deepssm.data.sequences import About, Sequences
+from deepssm.models.base import Model
+
+CONDITION = 5
+"""Frames that a prediction is conditioned on."""
+
+
+def evaluate(model: Model, data: Sequences, about: About, seed: int = 0) -> dict[str, Any]:
+    """ELBO (nats per frame), R^2 by name, prediction errors and errors over the horizon."""
+    x, u, seen = (jnp.asarray(part) for part in (data.x, data.u, data.mask))
+    measured = _measure(model, x, u, seen, jax.random.key(seed))
+    states = {name: np.asarray(measured.pop(name)) for name in ("plain", "iterated")}
+    results: dict[str, Any] = {name: np.asarray(value).tolist() for name, value in measured.items()}
+    for name in ("smoothed", "iterated", "filtered"):
+        results[f"mse_predict_{name}"] = float(np.mean(results[f"horizon_{name}"]))
+    if data.state is not None:
+        results |= {
+            "r2": identification(states["plain"], data.state, about),
+            "r2_first": identification(states["plain"][:, :1], data.state[:, :1], about),
+            "r2_iterated": identification(states["iterated"], data.state, about),
+        }
+    return results
+
+
+@eqx.filter_jit
+def _measure(model: Model, x: Array, u: Array, seen: Array, key: PRNGKeyArray) -> dict[str, Array]:
+    terms = model.terms(x, u, seen, key)
+    frames = seen.sum()
+    known = (x[:, :CONDITION], u[:, :CONDITION], seen[:, :CONDITION])
+    starts = {
+        "smoothed": model.smooth(*known, iterations=0).mean[:, 0],
+        "iterated": model.smooth(*known).mean[:, 0],
+    }
+    horizons = {f"horizon_{name}": _horizon(model, z, x, u, seen) for name, z in starts.items()}
+    last = CONDITION - 1
+    z_last = model.filter(*known).mean[:, last]
+    horizons["horizon_filtered"] = _horizon(model, z_last, x[:, last:], u[:, last:], seen[:, last:])
+    return {
+        "elbo": -(terms.distortion + terms.rate).sum() / frames,
+        "distortion": terms.distortion.sum() / frames,
+        "rate": terms.rate.sum() / frames,
+        "mse_reconstruct": _mse(model.decode(model.smooth(x, u, seen, iterations=0).mean), x, seen),
+        **horizons,
+        "plain": model.smooth(x, u, seen, iterations=0).mean,
+        "iterated": model.smooth(x, u, seen).mean,
+    }
+
+
+def predict(model: Model, z: Array, u: Array) -> Array:
+    """Mean observations at z and after each of the controls u but the last."""
+    states = jnp.concatenate([z[:, None], model.rollout(z, u[:, :-1])], axis=1)
+    return model.decode(states)
+
+
+def _horizon(model: Model, z: Array, x: Array, u: Array, seen: Array) -> Array:
+    """Error of the prediction from z at each of the frames x, the frame of z first."""
+    return jax.vmap(_mse, in_axes=1)(predict(model, z, u), x, seen)
+
+
+def _mse(prediction: Array, x: Array, seen: Array) -> Array:
+    """Mean squared error over the seen frames."""
+    error = jnp.mean((prediction - x) ** 2, axis=tuple(range(seen.ndim, x.ndim)))
+    return jnp.sum(jnp.where(seen, error, 0.0)) / seen.sum()
+
+
+def identification(states: NDArray[Any], truth: NDArray[Any], about: About) -> dict[str, float]:
+    """R^2 of an ordinary least squares regression of each ground-truth variable on the states.
+
+    A circular variable counts as the mean of the R^2 of its sine and its cosine.
+    """
+    regressors = states.reshape(-1, states.shape[-1]).astype(np.float64)
+    columns = truth.reshape(-1, truth.shape[-1]).astype(np.float64).T
+    return {
+        variable.name: float(np.mean([r_squared(regressors, target) for target in targets]))
+        for variable, column in zip(about.states, columns, strict=True)
+        for targets in [[np.sin(column), np.cos(column)] if variable.circular else [column]]
+    }
+
+
+def r_squared(regressors: NDArray[Any], target: NDArray[Any]) -> float:
+    """1 - residual over total sum of squares of the regression with an intercept."""
+    if not np.isfinite(regressors).all():
+        return float("nan")
+    design = np.column_stack([regressors, np.ones(len(regressors))])
+    residual = target - design @ np.linalg.lstsq(design, target, rcond=None)[0]
+    return float(1 - np.sum(residual**2) / np.sum((target - target.mean()) ** 2))

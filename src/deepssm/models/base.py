@@ -1,0 +1,78 @@
+"""What every deep state-space model can do."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, ClassVar, NamedTuple
+
+import equinox as eqx
+from jax import Array
+from jaxtyping import Bool, Float, PRNGKeyArray
+
+Observations = Float[Array, "N T *shape"]
+Controls = Float[Array, "N T n_u"]
+Seen = Bool[Array, "N T"]
+States = Float[Array, "N T n"]
+
+
+class Terms(NamedTuple):
+    """The two sides of the evidence lower bound, in nats per sequence: ELBO = -(distortion + rate)."""
+
+    distortion: Float[Array, " N"]
+    rate: Float[Array, " N"]
+    parts: dict[str, Float[Array, " N"]]
+    """The summands of the rate by name."""
+
+
+class Posterior(NamedTuple):
+    """Gaussian beliefs about the states of N sequences."""
+
+    mean: Float[Array, "N T n"]
+    covariance: Float[Array, "N T n n"]
+
+
+class Model(eqx.Module):
+    """A deep state-space model: p(x_1:T, z_1:T | u_1:T-1) of Eq. (seq-vhp-gen_model) with its recognition model.
+
+    Arrays come sequence first, then time: x (N, T, *shape), u (N, T, n_u), seen (N, T) with True for a seen frame.
+    u_t acts between x_t and x_t+1.
+    """
+
+    observation_parts: ClassVar[tuple[str, ...]]
+    """Fields with the parameters theta and phi; all others (psi, psi_0, phi_0) rest in the initial phase of Alg. 1."""
+    noise_parts: ClassVar[tuple[str, ...]]
+    """Parameters that are logarithms of noise variances, by path."""
+
+    @abc.abstractmethod
+    def terms(self, x: Observations, u: Controls, seen: Seen, key: PRNGKeyArray) -> Terms:
+        """Distortion and rate of each sequence, with one sample from the recognition model."""
+
+    @abc.abstractmethod
+    def filter(self, x: Observations, u: Controls, seen: Seen) -> Posterior:
+        """Beliefs about z_t given x_1:t."""
+
+    @abc.abstractmethod
+    def smooth(self, x: Observations, u: Controls, seen: Seen, iterations: int | None = None) -> Posterior:
+        """Beliefs about z_t given x_1:T; `iterations` is for models that can linearise more than once."""
+
+    @abc.abstractmethod
+    def rollout(self, z: Float[Array, "N n"], u: Controls, key: PRNGKeyArray | None = None) -> States:
+        """The states that follow z under the controls u: along the mean of the transition, or a sample of it."""
+
+    @abc.abstractmethod
+    def decode(self, z: Float[Array, "*batch n"]) -> Float[Array, "*batch ..."]:
+        """Mean observations of states."""
+
+    @abc.abstractmethod
+    def sample_initial(self, key: PRNGKeyArray, count: int) -> Float[Array, "count n"]:
+        """Samples of z_1 from the prior."""
+
+    @abc.abstractmethod
+    def start(self) -> Any:
+        """The belief of the online filter before the first observation."""
+
+    @abc.abstractmethod
+    def step(
+        self, state: Any, x: Float[Array, "*shape"], u_before: Float[Array, " n_u"], seen: bool | Array = True
+    ) -> Any:
+        """The belief after one more observation; `u_before` acted since the last one and is unused at the first."""

@@ -1,0 +1,100 @@
+"""Figures of a run: the learned state space and film strips."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from deepssm import files
+from deepssm.data.sequences import About, Sequences
+from deepssm.errors import DeepSSMError
+from deepssm.evaluation import CONDITION, predict
+from deepssm.models.base import Model
+
+try:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+except ImportError as error:  # pragma: no cover
+    raise DeepSSMError("Figures need Matplotlib: pip install 'deepssm[report]'.") from error
+
+INK = "#222222"
+
+
+def state_space(model: Model, data: Sequences, about: About) -> Figure:
+    """Smoothed states of all frames in three dimensions, one panel for each ground-truth variable."""
+    x, u, seen = (jnp.asarray(part) for part in data[:3])
+    states = np.asarray(model.smooth(x, u, seen).mean)
+    points = states.reshape(-1, states.shape[-1])
+    if points.shape[1] > 3:
+        points = (points - points.mean(0)) @ np.linalg.svd(points - points.mean(0), full_matrices=False)[2][:3].T
+    axes_names = ("$z_1$", "$z_2$", "$z_3$") if states.shape[-1] <= 3 else ("PC 1", "PC 2", "PC 3")
+    figure = _figure(5.2 * max(1, len(about.states)), 4.6)
+    for column, variable in enumerate(about.states):
+        value = data.state[..., column].reshape(-1) if data.state is not None else np.zeros(len(points))
+        axes: Any = figure.add_subplot(1, len(about.states), column + 1, projection="3d")
+        if variable.circular:
+            value = np.mod(value + np.pi, 2 * np.pi) - np.pi
+        limit = np.pi if variable.circular else np.abs(value).max()
+        colours = axes.scatter(
+            *points.T, c=value, s=3, cmap="twilight" if variable.circular else "coolwarm",
+            vmin=-limit, vmax=limit, linewidths=0, alpha=0.8,
+        )  # fmt: skip
+        axes.set(xlabel=axes_names[0], ylabel=axes_names[1], zlabel=axes_names[2])
+        axes.set_title(f"coloured by {variable.name}", fontsize=11, color=INK)
+        axes.view_init(elev=18, azim=-60)
+        axes.tick_params(labelsize=7, pad=0)
+        bar = figure.colorbar(colours, ax=axes, shrink=0.6, pad=0.12)
+        bar.set_label(f"{variable.name} [{variable.unit}]", fontsize=9)
+        bar.ax.tick_params(labelsize=8)
+    return figure
+
+
+def film(model: Model, data: Sequences, count: int = 3) -> Figure:
+    """Observed, reconstructed and predicted frames of the first test sequences.
+
+    The prediction starts at z_1 given the first five frames and sees nothing but the controls from there on.
+    """
+    x, u, seen = (jnp.asarray(part[:count]) for part in data[:3])
+    known = (x[:, :CONDITION], u[:, :CONDITION], seen[:, :CONDITION])
+    rows = {
+        "observed": np.asarray(x),
+        "reconstructed": np.asarray(model.decode(model.smooth(x, u, seen).mean)),
+        "predicted": np.asarray(predict(model, model.smooth(*known).mean[:, 0], u)),
+    }
+    frames = x.shape[1]
+    figure = _figure(0.62 * frames + 1.2, 0.62 * (len(rows) * count + 0.3 * count) + 0.4)
+    grid = figure.add_gridspec(
+        (len(rows) + 1) * count - 1, frames, height_ratios=([1] * len(rows) + [0.3]) * (count - 1) + [1] * len(rows),
+        left=0.115, right=0.995, top=0.93, bottom=0.01, wspace=0.06, hspace=0.06,
+    )  # fmt: skip
+    for sequence in range(count):
+        for line, (name, pictures) in enumerate(rows.items()):
+            for frame in range(frames):
+                axes = figure.add_subplot(grid[sequence * (len(rows) + 1) + line, frame])
+                axes.imshow(_grey(pictures[sequence, frame]), cmap="gray_r", vmin=0, vmax=1)
+                axes.set(xticks=[], yticks=[])
+                given = name == "predicted" and frame < CONDITION
+                for spine in axes.spines.values():
+                    spine.set_color("#c46210" if given else "#bbbbbb")
+                if frame == 0:
+                    axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9, color=INK)
+                if sequence == line == 0:
+                    axes.set_title(str(frame + 1), fontsize=8, color=INK, pad=3)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    FigureCanvasAgg(figure)
+    files.write(path, lambda file: figure.savefig(file, format=path.suffix[1:], dpi=150))
+
+
+def _figure(width: float, height: float) -> Figure:
+    return Figure(figsize=(width, height), layout=None, facecolor="white")
+
+
+def _grey(picture: NDArray[Any]) -> NDArray[Any]:
+    return np.clip(picture, 0, 1)

@@ -1,0 +1,345 @@
+"""Training: many steps in one compiled program, many seeds at once, with checkpoints and resumption."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from numpy.typing import NDArray
+
+from deepssm import checkpoints, files
+from deepssm.data.sequences import Sequences
+from deepssm.errors import DeepSSMError
+from deepssm.models.base import Model
+from deepssm.objectives import Constrained, Elbo, Objective, distortion_baseline
+
+GROUPS = ("observation", "dynamics", "noise")
+"""Parameters by what they describe, each group with its own learning rate."""
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How long, how fast and from which seeds to train."""
+
+    steps: int = 8000
+    """Optimiser steps."""
+    batch: int = 500
+    """Sequences in a step; at most those there are."""
+    learning_rate: float = 1e-3
+    """Adam's rate for encoder and decoder."""
+    dynamics_rate: float = 3e-3
+    """Adam's rate for transition and prior."""
+    noise_rate: float = 1e-2
+    """Adam's rate for the logarithms of the noise variances, which have furthest to go."""
+    weight_decay: float = 0.1
+    """Decay of the weights of encoder and decoder (AdamW), against learning the noise of the training frames."""
+    decay: Literal["cosine", "constant"] = "cosine"
+    """How the three rates change over the run."""
+    seed: int = 0
+    """The first seed."""
+    seeds: int = 1
+    """Number of seeds, trained in the same program."""
+    baseline_steps: int = 1000
+    """Steps of the classical run that finds D_max."""
+    chunk: int = 100
+    """Steps between two looks at the run: progress, log, checkpoint."""
+    checkpoint_seconds: float = 30.0
+    """Least time between two checkpoints."""
+
+    def rate(self, group: str, step: Array) -> Array:
+        rates = dict(zip(GROUPS, (self.learning_rate, self.dynamics_rate, self.noise_rate), strict=True))
+        fraction = 0.5 * (1 + jnp.cos(jnp.pi * step / self.steps)) if self.decay == "cosine" else jnp.ones(())
+        return rates[group] * fraction
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        return tuple(range(self.seed, self.seed + self.seeds))
+
+
+@runtime_checkable
+class ModelConfig(Protocol):
+    """Anything that builds a model for observations of a shape and a number of controls."""
+
+    def build(self, shape: tuple[int, ...], controls: int, key: Array) -> Model: ...
+
+
+class State(NamedTuple):
+    """Everything that changes during training. No random key: noise is a function of seed and step."""
+
+    parameters: Model
+    optimisers: dict[str, Any]
+    objective: Any
+    step: Array
+
+
+class Fit(NamedTuple):
+    """What training leaves behind."""
+
+    models: list[Model]
+    """One for each seed."""
+    objective: Objective
+    """With the baseline that was used."""
+    seconds: float
+    diverged: dict[int, str]
+    """Seeds that met NaN, with step and term; their models are the last good ones."""
+
+
+Metrics = dict[str, NDArray[Any]]
+"""By name, each (seeds, steps)."""
+Watch = Callable[[str, int, int, Metrics], None]
+"""Called after each chunk with the stage ("baseline" or "training"), the steps done, all steps, and the metrics."""
+
+
+class Program:
+    """The compiled part of training: chunks of steps for all seeds.
+
+    On an accelerator the seeds are one batch; on a CPU, where products with a batch of weights are slow, they take
+    turns inside the program.
+    """
+
+    def __init__(self, build: Callable[[Array], Model], objective: Objective, training: TrainingConfig):
+        self.objective, self.training = objective, training
+        self.build = build
+        parameters, self.static = eqx.partition(build(jnp.asarray(0)), eqx.is_inexact_array)
+        self.group_of = _groups(parameters)
+        decay = optax.add_decayed_weights(training.weight_decay, mask=_is_matrix)
+        self.optimisers = {group: optax.scale_by_adam() for group in GROUPS}
+        self.optimisers["observation"] = optax.chain(optax.scale_by_adam(), decay)
+        self.seeds = jnp.asarray(training.all_seeds)
+        self.run = jax.jit(self._run, static_argnames="length")
+
+    def start(self) -> State:
+        return jax.jit(partial(jax.lax.map, self._start))(self.seeds)
+
+    def models(self, state: State) -> list[Model]:
+        def model(index: int) -> Model:
+            return eqx.combine(jax.tree.map(lambda array: array[index], state.parameters), self.static)
+
+        return [model(index) for index in range(len(self.seeds))]
+
+    def _start(self, seed: Array) -> State:
+        parameters = eqx.filter(self.build(seed), eqx.is_inexact_array)
+        optimisers = {group: rule.init(self._part(parameters, group)) for group, rule in self.optimisers.items()}
+        state = State(parameters, optimisers, self.objective.init(), jnp.asarray(0))
+        # Weakly typed leaves would become strong in the first chunk, and the second would compile again.
+        return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), state)
+
+    def _run(self, state: State, data: tuple[Array, ...], length: int) -> tuple[State, dict[str, Array]]:
+        def one(inputs: tuple[Array, State]) -> tuple[State, dict[str, Array]]:
+            seed, state = inputs
+            return jax.lax.scan(lambda state, _: self._step(seed, state, data), state, length=length)
+
+        if jax.default_backend() == "cpu":
+            return jax.lax.map(one, (self.seeds, state))
+        return jax.vmap(one)((self.seeds, state))
+
+    def _step(self, seed: Array, state: State, data: tuple[Array, ...]) -> tuple[State, dict[str, Array]]:
+        """One step of Alg. 1: distortion and rate, the objective's state, then the gradient under its new weights."""
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        x, u, seen = self._batch(seed, state.step, data)
+
+        def terms(parameters: Model) -> tuple[tuple[Array, Array], dict[str, Array]]:
+            model: Model = eqx.combine(parameters, self.static)
+            terms = model.terms(x, u, seen, key)
+            frames = seen.sum()
+            per_frame = {name: part.sum() / frames for name, part in terms.parts.items()}
+            return (terms.distortion.sum() / frames, terms.rate.sum() / frames), per_frame
+
+        (distortion, rate), pull_back, parts = jax.vjp(terms, state.parameters, has_aux=True)
+        objective = self.objective.update(state.objective, distortion)
+        weights = jax.grad(self.objective.loss, argnums=(0, 1))(distortion, rate, objective)
+        (gradient,) = pull_back(weights)
+
+        parameters, optimisers = state.parameters, dict(state.optimisers)
+        for group, rule in self.optimisers.items():
+            own, slope = self._part(state.parameters, group), self._part(gradient, group)
+            update, moments = rule.update(slope, state.optimisers[group], own)
+            train = True if group == "observation" else self.objective.trainable(objective)
+            size = -self.training.rate(group, state.step) * train
+            parameters = eqx.apply_updates(parameters, jax.tree.map(lambda step, size=size: size * step, update))
+            optimisers[group] = _select(train, moments, state.optimisers[group])
+        metrics = {
+            "distortion": distortion,
+            "rate": rate,
+            "elbo": -distortion - rate,
+            **{f"rate/{name}": part for name, part in parts.items()},
+            "gradient": optax.global_norm(gradient),
+            **self.objective.metrics(objective),
+        }
+        return State(parameters, optimisers, objective, state.step + 1), metrics
+
+    def _batch(self, seed: Array, step: Array, data: tuple[Array, ...]) -> tuple[Array, ...]:
+        """The sequences of a step: every epoch goes through all of them in a new order."""
+        count = len(data[0])
+        if self.training.batch >= count:
+            return data
+        per_epoch = count // self.training.batch
+        epoch_key = jax.random.fold_in(jax.random.key(seed + 1), step // per_epoch)
+        order = jax.random.permutation(epoch_key, count)
+        chosen = jax.lax.dynamic_slice_in_dim(order, step % per_epoch * self.training.batch, self.training.batch)
+        return tuple(array[chosen] for array in data)
+
+    def _part(self, parameters: Model, group: str) -> Model:
+        return eqx.filter(parameters, jax.tree.map(lambda name: name == group, self.group_of))
+
+
+def fit(
+    model_config: ModelConfig,
+    objective: Objective,
+    training: TrainingConfig,
+    data: Sequences,
+    folder: Path | None = None,
+    resume: bool = False,
+    header: dict[str, Any] | None = None,
+    watch: Watch = lambda stage, done, steps, metrics: None,
+) -> Fit:
+    """Train one model for each seed.
+
+    With a folder, metrics.jsonl and checkpoint.deepssm are kept there, with `header` in the checkpoint. With
+    `resume`, training goes on from that checkpoint and ends, on a CPU, with the same bits as an uninterrupted run.
+    """
+    if training.batch < 1 or training.steps < 1 or training.seeds < 1 or training.chunk < 1:
+        raise DeepSSMError("Steps, batch, seeds and chunk must all be at least 1.")
+    checkpoint = None if folder is None else Path(folder) / "checkpoint.deepssm"
+    saved = checkpoints.read_header(checkpoint) if resume and checkpoint else None
+    if isinstance(objective, Constrained) and objective.distortion_baseline == "auto":
+        baseline = saved["baseline"] if saved else find_baseline(model_config, training, data, watch)
+        objective = dataclasses.replace(objective, distortion_baseline=baseline)
+
+    shape, controls = data.x.shape[2:], data.u.shape[2]
+    program = Program(lambda seed: model_config.build(shape, controls, jax.random.key(seed)), objective, training)
+    state, diverged, seconds = program.start(), {}, 0.0
+    if saved and checkpoint:
+        state, seconds = checkpoints.load(checkpoint, state), saved["seconds"]
+        diverged = {int(seed): reason for seed, reason in saved["diverged"].items()}
+    log = Log(Path(folder) / "metrics.jsonl", int(state.step[0]) if saved else 0) if folder else None
+
+    arrays = tuple(jnp.asarray(part) for part in (data.x, data.u, data.mask))
+    began, last_saved = time.monotonic() - seconds, time.monotonic()
+    while (step := int(state.step[0])) < training.steps:
+        done = min(step + training.chunk, training.steps)
+        proposed, values = program.run(state, arrays, length=done - step)
+        metrics = {name: np.asarray(value) for name, value in values.items()}
+        diverged = _failures(metrics, step, training.all_seeds) | diverged
+        if len(diverged) == training.seeds:
+            raise DeepSSMError(_divergence(diverged, checkpoint, last=step))
+        alive = jnp.asarray([seed not in diverged for seed in training.all_seeds])
+        state = _select(alive, proposed, state)._replace(step=proposed.step)
+        if log:
+            log.write(step, metrics, training.all_seeds)
+        if checkpoint and (done == training.steps or time.monotonic() - last_saved >= training.checkpoint_seconds):
+            baseline = getattr(objective, "distortion_baseline", None)
+            facts = {"step": done, "baseline": baseline, "diverged": diverged, "seconds": time.monotonic() - began}
+            checkpoints.save(checkpoint, {**(header or {}), **facts}, state)
+            last_saved = time.monotonic()
+        watch("training", done, training.steps, metrics)
+    return Fit(program.models(state), objective, time.monotonic() - began, diverged)
+
+
+def find_baseline(
+    model_config: ModelConfig,
+    training: TrainingConfig,
+    data: Sequences,
+    watch: Watch = lambda stage, done, steps, metrics: None,
+) -> float:
+    """D_0 from the best distortion of a short classical run (App. A.1), averaged over 50 steps."""
+    distortions: list[float] = []
+
+    def note(stage: str, done: int, steps: int, metrics: Metrics) -> None:
+        distortions.append(float(metrics["distortion"].mean()))
+        watch("baseline", done, steps, metrics)
+
+    short = dataclasses.replace(training, steps=training.baseline_steps, decay="constant", seeds=1, chunk=50)
+    fit(model_config, Elbo(), short, data, watch=note)
+    return distortion_baseline(min(distortions))
+
+
+class Log:
+    """metrics.jsonl: a line for each seed and each `EVERY` steps, with the means over these steps."""
+
+    EVERY = 20
+
+    def __init__(self, path: Path, step: int):
+        """Goes on after a step: what an interrupted run wrote beyond its checkpoint is dropped."""
+        self.path = path
+        kept = []
+        if step and path.exists():
+            for line in path.read_text().splitlines():
+                try:
+                    if json.loads(line)["step"] <= step:
+                        kept.append(line + "\n")
+                except ValueError:
+                    break
+        files.write_text(path, "".join(kept))
+
+    def write(self, step: int, metrics: Metrics, seeds: tuple[int, ...]) -> None:
+        lines = []
+        length = metrics["distortion"].shape[1]
+        for begin in range(0, length, self.EVERY):
+            end = min(begin + self.EVERY, length)
+            for index, seed in enumerate(seeds):
+                means = {name: float(values[index, begin:end].mean()) for name, values in metrics.items()}
+                lines.append(json.dumps({"step": step + end, "seed": seed, **means}) + "\n")
+        try:
+            with self.path.open("a") as file:
+                file.writelines(lines)
+        except OSError as error:
+            raise DeepSSMError(f"Cannot write {self.path}: {error}. Make room, then go on with --resume.") from error
+
+
+def _groups(parameters: Model) -> Any:
+    """The name of the group of every parameter."""
+
+    def group(path: Any, _: Array) -> str:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if name.split(".")[0] in parameters.observation_parts:
+            return "observation"
+        return "noise" if name in parameters.noise_parts else "dynamics"
+
+    return jax.tree_util.tree_map_with_path(group, parameters)
+
+
+def _is_matrix(parameters: Any) -> Any:
+    return jax.tree.map(lambda parameter: parameter.ndim > 1, parameters)
+
+
+def _select(condition: Any, new: Any, old: Any) -> Any:
+    """Leaf by leaf, new where the condition (a scalar, or one entry a seed) holds."""
+
+    def select(new: Array, old: Array) -> Array:
+        keep = jnp.asarray(condition)
+        return jnp.where(keep.reshape(keep.shape + (1,) * (new.ndim - keep.ndim)), new, old)
+
+    return jax.tree.map(select, new, old)
+
+
+def _failures(metrics: Metrics, step: int, seeds: tuple[int, ...]) -> dict[int, str]:
+    """The seeds with a value that is not finite: the step and the first such term, from the parts to the whole."""
+    order = sorted(metrics, key=lambda name: (not name.startswith("rate/"), name in ("rate", "elbo")))
+    failures = {}
+    for index, seed in enumerate(seeds):
+        bad = {name: ~np.isfinite(metrics[name][index]) for name in order}
+        any_bad = np.any(list(bad.values()), axis=0)
+        if any_bad.any():
+            first = int(any_bad.argmax())
+            term = next(name for name in order if bad[name][first])
+            failures[seed] = f"step {step + first + 1}: {term} is {metrics[term][index, first]}"
+    return failures
+
+
+def _divergence(diverged: dict[int, str], checkpoint: Path | None, last: int) -> str:
+    reasons = "; ".join(f"seed {seed}, {reason}" for seed, reason in diverged.items())
+    kept = f"The last good checkpoint is kept in {checkpoint}. " if checkpoint and checkpoint.exists() else ""
+    return f"Training diverged ({reasons}). {kept}Lower the learning rates, or look for outliers in the data."

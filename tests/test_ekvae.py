@@ -1,0 +1,221 @@
+"""The extended Kalman VAE against the equations of the paper."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import multivariate_normal, norm
+
+import tiny
+from deepssm.models.ekvae import EKVAE
+from oracles import System
+
+N, T = 5, 4
+
+
+def data(seed: int = 0, n: int = N, frames: int = T) -> tuple[jax.Array, jax.Array, jax.Array]:
+    x_key, u_key = jax.random.split(jax.random.key(seed))
+    x = jax.random.uniform(x_key, (n, frames, 8, 8))
+    return x, jax.random.normal(u_key, (n, frames, 1)), jnp.ones((n, frames), bool)
+
+
+def linearise(model: EKVAE, a: np.ndarray, u: np.ndarray, seen: np.ndarray) -> System:
+    """The extended filter, step by step in NumPy: the affine system it ends up with."""
+    H, R = np.asarray(model.H), np.asarray(model.R)
+    m, P = (np.asarray(part) for part in model.z_start)
+    start, matrices = (m, P), []
+    for a_t, u_t, seen_t in zip(a, u, seen, strict=True):
+        if seen_t:
+            K = P @ H.T @ np.linalg.inv(H @ P @ H.T + R)
+            m, P = m + K @ (a_t - H @ m), P - K @ H @ P
+        F, b, Q = (np.asarray(part) for part in model.transition(jnp.asarray(m), jnp.asarray(u_t)))
+        matrices.append((F, b, Q))
+        m, P = F @ m + b, F @ P @ F.T + Q
+    return System(*start, *(np.stack(part) for part in zip(*matrices, strict=True)), H, R)
+
+
+def sampled_rate(model: EKVAE, x, u, seen, generator: np.random.Generator) -> dict[str, float]:
+    """One draw of every summand of Eq. (seq-vhp-ekvae_rate) for one sequence, nothing in closed form."""
+    q = model.encode(x[None])
+    mean, spread = np.asarray(q.m[..., 0]).T, np.sqrt(np.asarray(q.v[..., 0])).T
+    a = mean + spread * generator.normal(size=mean.shape)
+    u, seen = np.asarray(u), np.asarray(seen)
+    system = linearise(model, a, u, seen)
+    filtered = [system.condition(a, seen & (np.arange(T) <= t)) for t in range(T)]
+    m_f, P_f = np.stack([f[0][t] for t, f in enumerate(filtered)]), np.stack([f[1][t] for t, f in enumerate(filtered)])
+    m_s, P_s = system.condition(a, seen)[:2] if model.config.posterior == "smoother" else (m_f, P_f)
+    z = np.stack([generator.multivariate_normal(m, P) for m, P in zip(m_s, P_s, strict=True)])
+    log_q_a = norm(mean, spread).logpdf(a).sum(1)
+    H, R = np.asarray(model.H), np.asarray(model.R)
+
+    parts = {"emission": 0.0, "transition": 0.0, "smoothing": 0.0}
+    if seen[0]:
+        parts["emission"] = log_q_a[0] - multivariate_normal(H @ z[0], R).logpdf(a[0])
+    log_s = multivariate_normal(m_s[0], P_s[0]).logpdf(z[0])
+    if model.config.prior == "gaussian":
+        parts["prior"] = log_s - norm.logpdf(z[0]).sum()
+    else:
+        q_zeta = model.prior.q(jnp.asarray(z[0]))
+        zeta = np.asarray(q_zeta.m) + np.sqrt(np.asarray(q_zeta.v)) * generator.normal(size=len(z[0]))
+        p_z = model.prior.p(jnp.asarray(zeta))
+        log_p_z = norm(p_z.m, np.sqrt(p_z.v)).logpdf(z[0]).sum()
+        log_q_zeta = norm(q_zeta.m, np.sqrt(q_zeta.v)).logpdf(zeta).sum()
+        parts["prior"] = log_s - (log_p_z + norm.logpdf(zeta).sum() - log_q_zeta)
+    for t in range(1, T):
+        if seen[t]:
+            F, b, Q = (np.asarray(part) for part in model.transition(jnp.asarray(z[t - 1]), jnp.asarray(u[t - 1])))
+            p_a = multivariate_normal(H @ (F @ z[t - 1] + b), H @ Q @ H.T + R)
+            parts["transition"] += log_q_a[t] - p_a.logpdf(a[t])
+            ratio = [multivariate_normal(m[t - 1], P[t - 1]).logpdf(z[t - 1]) for m, P in ((m_s, P_s), (m_f, P_f))]
+            parts["smoothing"] += ratio[0] - ratio[1]
+    return parts
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("seen", [[1, 1, 1, 1], [0, 1, 0, 1]])
+@pytest.mark.parametrize("prior", ["vhp", "gaussian"])
+@pytest.mark.parametrize("posterior", ["smoother", "filter"])
+def test_every_term_of_the_rate_agrees_with_monte_carlo(posterior, prior, seen):
+    emission = "learned" if prior == "vhp" else "disentangled"
+    model = tiny.model(3, prior=prior, posterior=posterior, emission=emission, log_noise=-1.0)
+    x, u, _ = data(n=1)
+    mask = jnp.asarray([seen], bool)
+    draws = 300
+    generator = np.random.default_rng(0)
+    sampled = [sampled_rate(model, x[0], u[0], mask[0], generator) for _ in range(draws)]
+    ours = jax.jit(jax.vmap(lambda key: model.terms(x, u, mask, key).parts))(jax.random.split(jax.random.key(1), 4000))
+    assert set(ours) == {"emission", "prior", "transition"} | ({"smoothing"} if posterior == "smoother" else set())
+    for name in ours:
+        theirs = np.array([draw[name] for draw in sampled])
+        error = np.hypot(theirs.std() / np.sqrt(draws), float(ours[name].std()) / np.sqrt(4000)) + 1e-9
+        assert abs(theirs.mean() - float(ours[name].mean())) < 4 * error, name
+
+
+@pytest.mark.usefixtures("float64")
+def test_distortion_is_the_decoders_log_likelihood():
+    model = tiny.model(0)
+    x, u, seen = data()
+    terms = model.terms(x, u, seen, jax.random.key(2))
+    a = model.encode(x).sample(jax.random.split(jax.random.key(2), 3)[0])
+    pictures = model.decode(jnp.concatenate([jnp.transpose(a, (2, 1, 0)), jnp.zeros((N, T, 1))], axis=-1))
+    expected = -norm(np.asarray(pictures), model.config.sigma).logpdf(np.asarray(x)).sum((1, 2, 3))
+    np.testing.assert_allclose(terms.distortion, expected, rtol=1e-10)
+    np.testing.assert_allclose(terms.rate, sum(terms.parts.values()), rtol=1e-12)
+
+
+def test_shapes_and_disentangled_states():
+    model = tiny.model(0)
+    x, u, seen = data()
+    for posterior in (model.filter(x, u, seen), model.smooth(x, u, seen)):
+        assert posterior.mean.shape == (N, T, 3)
+        assert posterior.covariance.shape == (N, T, 3, 3)
+    assert model.rollout(posterior.mean[:, 0], u).shape == (N, T, 3)
+    assert model.decode(posterior.mean).shape == (N, T, 8, 8)
+    assert model.decode(posterior.mean[0, 0]).shape == (8, 8)
+    assert model.sample_initial(jax.random.key(0), 11).shape == (11, 3)
+    np.testing.assert_array_equal(model.H, np.eye(2, 3))
+    # A picture shows the observed dimensions alone.
+    z = posterior.mean
+    np.testing.assert_array_equal(model.decode(z), model.decode(z.at[..., 2].add(3.0)))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("gaps", [False, True])
+def test_step_by_step_equals_the_filter(gaps):
+    model = tiny.model(1)
+    x, u, seen = data(frames=9)
+    if gaps:
+        seen = jax.random.uniform(jax.random.key(5), seen.shape) > 0.4
+    whole = model.filter(x, u, seen)
+    belief = model.start()
+    for t in range(9):
+        belief = model.step(belief, x[0, t], u[0, max(t - 1, 0)], seen[0, t])
+        np.testing.assert_allclose(belief.z.m, whole.mean[0, t], atol=1e-12)
+        np.testing.assert_allclose(belief.z.P, whole.covariance[0, t], atol=1e-12)
+
+
+@pytest.mark.usefixtures("float64")
+def test_the_future_does_not_change_the_filter_and_the_mask_is_respected():
+    model = tiny.model(1)
+    x, u, seen = data()
+    other = x.at[:, 2:].add(1.0)
+    np.testing.assert_array_equal(model.filter(x, u, seen).mean[:, :2], model.filter(other, u, seen).mean[:, :2])
+    hidden = seen.at[:, 2].set(False)
+    changed = x.at[:, 2].add(1.0)
+    for method in (model.filter, model.smooth):
+        np.testing.assert_array_equal(method(x, u, hidden).mean, method(changed, u, hidden).mean)
+    key = jax.random.key(0)
+    one, two = model.terms(x, u, hidden, key), model.terms(changed, u, hidden, key)
+    np.testing.assert_allclose(one.rate, two.rate, rtol=1e-12)
+    np.testing.assert_allclose(one.distortion, two.distortion, rtol=1e-12)
+
+
+@pytest.mark.usefixtures("float64")
+def test_unseen_frames_at_the_end_cost_nothing():
+    """Padding a sequence changes none of the deterministic parts of its bound."""
+    model = tiny.model(1, prior="gaussian", posterior="smoother")
+    x, u, seen = data()
+    padded = [jnp.concatenate([part, jnp.zeros((N, 3, *part.shape[2:]), part.dtype)], axis=1) for part in (x, u, seen)]
+    short, long = model.smooth(x, u, seen), model.smooth(*padded)
+    np.testing.assert_allclose(short.mean, long.mean[:, :T], atol=1e-12)
+    np.testing.assert_allclose(short.covariance, long.covariance[:, :T], atol=1e-12)
+
+
+@pytest.mark.usefixtures("float64")
+def test_one_sequence_equals_a_batch_of_one():
+    model = tiny.model(1)
+    x, u, seen = data()
+    together = model.smooth(x, u, seen)
+    for index in range(N):
+        alone = model.smooth(x[index : index + 1], u[index : index + 1], seen[index : index + 1])
+        np.testing.assert_allclose(alone.mean[0], together.mean[index], atol=1e-12)
+
+
+@pytest.mark.usefixtures("float64")
+def test_rollout_follows_the_mean_or_samples_it():
+    model = tiny.model(2, log_noise=-2.0)
+    _, u, _ = data()
+    z = jax.random.normal(jax.random.key(3), (N, 3))
+    path = model.rollout(z, u)
+    F, b, Q = model.transition(z.T, u[:, 0].T)
+    np.testing.assert_allclose(path[:, 0].T, jnp.einsum("ijn,jn->in", F, z.T) + b, atol=1e-12)
+    draws = jax.vmap(lambda key: model.rollout(z, u, key)[:, 0])(jax.random.split(jax.random.key(4), 20_000))
+    np.testing.assert_allclose(draws.mean(0), path[:, 0], atol=0.02)
+    np.testing.assert_allclose(draws.var(0), jnp.einsum("iin->ni", Q), rtol=0.1)
+
+
+def test_gradients_are_finite_for_every_parameter():
+    import equinox as eqx
+
+    x, u, seen = data()
+    for changes in ({}, {"prior": "gaussian"}, {"posterior": "filter"}, {"emission": "learned"}):
+        model = tiny.model(0, **changes)
+        gradient = eqx.filter_grad(lambda m: m.terms(x, u, seen, jax.random.key(0)).rate.sum())(model)
+        leaves = jax.tree.leaves(gradient)
+        assert leaves
+        assert all(bool(jnp.isfinite(leaf).all()) for leaf in leaves)
+        assert float(jnp.abs(gradient.transition.F).max()) > 0
+        assert float(jnp.abs(gradient.log_R).max()) > 0
+
+
+def test_untrained_velocity_turns_the_features_the_same_way_all_round():
+    from deepssm.transitions import LocallyLinear
+
+    turns = []
+    for seed in range(10):
+        transition = LocallyLinear(3, 1, 16, (64,), 2, 0.3, -3.0, jax.random.key(seed))
+        angle = jnp.linspace(0, 2 * jnp.pi, 60)
+        z = jnp.stack([jnp.cos(angle), jnp.sin(angle), jnp.zeros_like(angle)])
+        F, _, _ = transition(z, jnp.zeros((1, 60)))
+        turns.append(F[1, 2] * jnp.cos(angle) - F[0, 2] * jnp.sin(angle))
+    turns = jnp.stack(turns)
+    assert float(jnp.mean(turns > 0)) > 0.99
+    assert float(turns.mean()) == pytest.approx(0.3, rel=0.25)
+
+
+def test_as_many_velocities_as_positions_start_as_constant_velocity():
+    from deepssm.transitions import LocallyLinear
+
+    transition = LocallyLinear(4, 2, 400, (8,), 2, 0.3, -3.0, jax.random.key(0))
+    mean = transition.F.mean(0)
+    np.testing.assert_allclose(mean, jnp.eye(4) + 0.3 * jnp.eye(4, k=2), atol=0.02)
