@@ -1,5 +1,9 @@
 """The extended Kalman VAE against the equations of the paper."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,8 +23,29 @@ def data(seed: int = 0, n: int = N, frames: int = T) -> tuple[jax.Array, jax.Arr
     return x, jax.random.normal(u_key, (n, frames, 1)), jnp.ones((n, frames), bool)
 
 
-def linearise(model: EKVAE, a: np.ndarray, u: np.ndarray, seen: np.ndarray) -> System:
+class Asked(NamedTuple):
+    """The networks of a model, compiled."""
+
+    model: EKVAE
+    encode: Callable
+    transition: Callable
+    prior_q: Callable
+    prior_p: Callable
+
+    @classmethod
+    def of(cls, model: EKVAE) -> "Asked":
+        parts = [lambda x: model.encode(x[None]), lambda z, u: model.transition(z, u)]
+        prior = [lambda z: model.prior.q(z), lambda zeta: model.prior.p(zeta)]
+        return cls(model, *(jax.jit(part) for part in parts + prior))
+
+
+def compiled(method: Callable) -> Callable:
+    return jax.jit(lambda *arguments: method(*arguments))
+
+
+def linearise(asked: Asked, a: np.ndarray, u: np.ndarray, seen: np.ndarray) -> System:
     """The extended filter, step by step in NumPy: the affine system it ends up with."""
+    model = asked.model
     H, R = np.asarray(model.H), np.asarray(model.R)
     m, P = (np.asarray(part) for part in model.z_start)
     start, matrices = (m, P), []
@@ -28,19 +53,19 @@ def linearise(model: EKVAE, a: np.ndarray, u: np.ndarray, seen: np.ndarray) -> S
         if seen_t:
             K = P @ H.T @ np.linalg.inv(H @ P @ H.T + R)
             m, P = m + K @ (a_t - H @ m), P - K @ H @ P
-        F, b, Q = (np.asarray(part) for part in model.transition(jnp.asarray(m), jnp.asarray(u_t)))
+        F, b, Q = (np.asarray(part) for part in asked.transition(m, u_t))
         matrices.append((F, b, Q))
         m, P = F @ m + b, F @ P @ F.T + Q
     return System(*start, *(np.stack(part) for part in zip(*matrices, strict=True)), H, R)
 
 
-def sampled_rate(model: EKVAE, x, u, seen, generator: np.random.Generator) -> dict[str, float]:
+def sampled_rate(asked: Asked, x, u, seen, generator: np.random.Generator) -> dict[str, float]:
     """One draw of every summand of Eq. (seq-vhp-ekvae_rate) for one sequence, nothing in closed form."""
-    q = model.encode(x[None])
+    model, q = asked.model, asked.encode(x)
     mean, spread = np.asarray(q.m[..., 0]).T, np.sqrt(np.asarray(q.v[..., 0])).T
     a = mean + spread * generator.normal(size=mean.shape)
     u, seen = np.asarray(u), np.asarray(seen)
-    system = linearise(model, a, u, seen)
+    system = linearise(asked, a, u, seen)
     filtered = [system.condition(a, seen & (np.arange(T) <= t)) for t in range(T)]
     m_f, P_f = np.stack([f[0][t] for t, f in enumerate(filtered)]), np.stack([f[1][t] for t, f in enumerate(filtered)])
     m_s, P_s = system.condition(a, seen)[:2] if model.config.posterior == "smoother" else (m_f, P_f)
@@ -55,15 +80,15 @@ def sampled_rate(model: EKVAE, x, u, seen, generator: np.random.Generator) -> di
     if model.config.prior == "gaussian":
         parts["prior"] = log_s - norm.logpdf(z[0]).sum()
     else:
-        q_zeta = model.prior.q(jnp.asarray(z[0]))
+        q_zeta = asked.prior_q(z[0])
         zeta = np.asarray(q_zeta.m) + np.sqrt(np.asarray(q_zeta.v)) * generator.normal(size=len(z[0]))
-        p_z = model.prior.p(jnp.asarray(zeta))
+        p_z = asked.prior_p(zeta)
         log_p_z = norm(p_z.m, np.sqrt(p_z.v)).logpdf(z[0]).sum()
         log_q_zeta = norm(q_zeta.m, np.sqrt(q_zeta.v)).logpdf(zeta).sum()
         parts["prior"] = log_s - (log_p_z + norm.logpdf(zeta).sum() - log_q_zeta)
     for t in range(1, T):
         if seen[t]:
-            F, b, Q = (np.asarray(part) for part in model.transition(jnp.asarray(z[t - 1]), jnp.asarray(u[t - 1])))
+            F, b, Q = (np.asarray(part) for part in asked.transition(z[t - 1], u[t - 1]))
             p_a = multivariate_normal(H @ (F @ z[t - 1] + b), H @ Q @ H.T + R)
             parts["transition"] += log_q_a[t] - p_a.logpdf(a[t])
             ratio = [multivariate_normal(m[t - 1], P[t - 1]).logpdf(z[t - 1]) for m, P in ((m_s, P_s), (m_f, P_f))]
@@ -82,7 +107,8 @@ def test_every_term_of_the_rate_agrees_with_monte_carlo(posterior, prior, seen):
     mask = jnp.asarray([seen], bool)
     draws = 300
     generator = np.random.default_rng(0)
-    sampled = [sampled_rate(model, x[0], u[0], mask[0], generator) for _ in range(draws)]
+    asked = Asked.of(model)
+    sampled = [sampled_rate(asked, x[0], u[0], mask[0], generator) for _ in range(draws)]
     ours = jax.jit(jax.vmap(lambda key: model.terms(x, u, mask, key).parts))(jax.random.split(jax.random.key(1), 4000))
     assert set(ours) == {"emission", "prior", "transition"} | ({"smoothing"} if posterior == "smoother" else set())
     for name in ours:
@@ -95,7 +121,7 @@ def test_every_term_of_the_rate_agrees_with_monte_carlo(posterior, prior, seen):
 def test_distortion_is_the_decoders_log_likelihood():
     model = tiny.model(0)
     x, u, seen = data()
-    terms = model.terms(x, u, seen, jax.random.key(2))
+    terms = compiled(model.terms)(x, u, seen, jax.random.key(2))
     a = model.encode(x).sample(jax.random.split(jax.random.key(2), 3)[0])
     pictures = model.decode(jnp.concatenate([jnp.transpose(a, (2, 1, 0)), jnp.zeros((N, T, 1))], axis=-1))
     expected = -norm(np.asarray(pictures), model.config.sigma).logpdf(np.asarray(x)).sum((1, 2, 3))
@@ -106,7 +132,7 @@ def test_distortion_is_the_decoders_log_likelihood():
 def test_shapes_and_disentangled_states():
     model = tiny.model(0)
     x, u, seen = data()
-    for posterior in (model.filter(x, u, seen), model.smooth(x, u, seen)):
+    for posterior in (compiled(model.filter)(x, u, seen), compiled(model.smooth)(x, u, seen)):
         assert posterior.mean.shape == (N, T, 3)
         assert posterior.covariance.shape == (N, T, 3, 3)
     assert model.rollout(posterior.mean[:, 0], u).shape == (N, T, 3)
@@ -126,10 +152,10 @@ def test_step_by_step_equals_the_filter(gaps):
     x, u, seen = data(frames=9)
     if gaps:
         seen = jax.random.uniform(jax.random.key(5), seen.shape) > 0.4
-    whole = model.filter(x, u, seen)
-    belief = model.start()
+    whole = compiled(model.filter)(x, u, seen)
+    belief, step = model.start(), compiled(model.step)
     for t in range(9):
-        belief = model.step(belief, x[0, t], u[0, max(t - 1, 0)], seen[0, t])
+        belief = step(belief, x[0, t], u[0, max(t - 1, 0)], seen[0, t])
         np.testing.assert_allclose(belief.z.m, whole.mean[0, t], atol=1e-12)
         np.testing.assert_allclose(belief.z.P, whole.covariance[0, t], atol=1e-12)
 
@@ -139,13 +165,14 @@ def test_the_future_does_not_change_the_filter_and_the_mask_is_respected():
     model = tiny.model(1)
     x, u, seen = data()
     other = x.at[:, 2:].add(1.0)
-    np.testing.assert_array_equal(model.filter(x, u, seen).mean[:, :2], model.filter(other, u, seen).mean[:, :2])
+    run, smooth, bound = (compiled(method) for method in (model.filter, model.smooth, model.terms))
+    np.testing.assert_array_equal(run(x, u, seen).mean[:, :2], run(other, u, seen).mean[:, :2])
     hidden = seen.at[:, 2].set(False)
     changed = x.at[:, 2].add(1.0)
-    for method in (model.filter, model.smooth):
+    for method in (run, smooth):
         np.testing.assert_array_equal(method(x, u, hidden).mean, method(changed, u, hidden).mean)
     key = jax.random.key(0)
-    one, two = model.terms(x, u, hidden, key), model.terms(changed, u, hidden, key)
+    one, two = bound(x, u, hidden, key), bound(changed, u, hidden, key)
     np.testing.assert_allclose(one.rate, two.rate, rtol=1e-12)
     np.testing.assert_allclose(one.distortion, two.distortion, rtol=1e-12)
 
@@ -156,7 +183,8 @@ def test_unseen_frames_at_the_end_cost_nothing():
     model = tiny.model(1, prior="gaussian", posterior="smoother")
     x, u, seen = data()
     padded = [jnp.concatenate([part, jnp.zeros((N, 3, *part.shape[2:]), part.dtype)], axis=1) for part in (x, u, seen)]
-    short, long = model.smooth(x, u, seen), model.smooth(*padded)
+    smooth = compiled(model.smooth)
+    short, long = smooth(x, u, seen), smooth(*padded)
     np.testing.assert_allclose(short.mean, long.mean[:, :T], atol=1e-12)
     np.testing.assert_allclose(short.covariance, long.covariance[:, :T], atol=1e-12)
 
@@ -165,9 +193,10 @@ def test_unseen_frames_at_the_end_cost_nothing():
 def test_one_sequence_equals_a_batch_of_one():
     model = tiny.model(1)
     x, u, seen = data()
-    together = model.smooth(x, u, seen)
+    smooth = compiled(model.smooth)
+    together = smooth(x, u, seen)
     for index in range(N):
-        alone = model.smooth(x[index : index + 1], u[index : index + 1], seen[index : index + 1])
+        alone = smooth(x[index : index + 1], u[index : index + 1], seen[index : index + 1])
         np.testing.assert_allclose(alone.mean[0], together.mean[index], atol=1e-12)
 
 
@@ -185,12 +214,10 @@ def test_rollout_follows_the_mean_or_samples_it():
 
 
 def test_gradients_are_finite_for_every_parameter():
-    import equinox as eqx
-
     x, u, seen = data()
     for changes in ({}, {"prior": "gaussian"}, {"posterior": "filter"}, {"emission": "learned"}):
         model = tiny.model(0, **changes)
-        gradient = eqx.filter_grad(lambda m: m.terms(x, u, seen, jax.random.key(0)).rate.sum())(model)
+        gradient = eqx.filter_jit(eqx.filter_grad(lambda m: m.terms(x, u, seen, jax.random.key(0)).rate.sum()))(model)
         leaves = jax.tree.leaves(gradient)
         assert leaves
         assert all(bool(jnp.isfinite(leaf).all()) for leaf in leaves)

@@ -41,10 +41,14 @@ def run(batch: list[System], a: np.ndarray, seen: np.ndarray) -> tuple[kalman.Fo
     one = batch[0]
     time = jnp.broadcast_to(jnp.arange(T, dtype=float)[None, :, None], (1, T, len(batch)))
     start = Gaussian(jnp.asarray(one.m), jnp.asarray(one.P))
-    values = jnp.transpose(jnp.asarray(a), (2, 1, 0))
     H, R = jnp.asarray(one.H), jnp.asarray(one.R)
-    forward = kalman.filter(start, values, time, jnp.asarray(seen.T), transition, H, R)
-    return forward, kalman.smooth(forward), kalman.log_likelihood(forward, values, jnp.asarray(seen.T), H, R)
+
+    @jax.jit
+    def whole(a, seen):
+        forward = kalman.filter(start, a, time, seen, transition, H, R)
+        return forward, kalman.smooth(forward), kalman.log_likelihood(forward, a, seen, H, R)
+
+    return whole(jnp.transpose(jnp.asarray(a), (2, 1, 0)), jnp.asarray(seen.T))
 
 
 @pytest.mark.usefixtures("float64")

@@ -7,8 +7,8 @@ import pytest
 
 from deepssm import linalg
 
-SIZES = [1, 2, 3, 5, linalg.SMALL, linalg.SMALL + 2]
-BATCHES = [(), (4,), (2, 3)]
+SIZES = [1, 2, 3, linalg.SMALL, linalg.SMALL + 2]
+BATCHES = [(), (2, 3)]
 
 
 def matrix(key: int, rows: int, columns: int, batch: tuple[int, ...]) -> jax.Array:
@@ -43,11 +43,19 @@ def reference_cholesky_solve(L: jax.Array, B: jax.Array) -> jax.Array:
 
 def agree(ours, theirs, *arguments):
     """Values and gradients of a random projection agree."""
-    np.testing.assert_allclose(ours(*arguments), theirs(*arguments), rtol=1e-9, atol=1e-10)
-    weight = matrix(99, *ours(*arguments).shape[:2], ours(*arguments).shape[2:])
-    every = tuple(range(len(arguments)))
-    own, other = (jax.grad(lambda *xs, f=f: jnp.sum(f(*xs) * weight), every)(*arguments) for f in (ours, theirs))
-    for one, two in zip(own, other, strict=True):
+
+    @jax.jit
+    def both(*arguments):
+        results = []
+        for function in (ours, theirs):
+            value, pull_back = jax.vjp(function, *arguments)
+            weight = jnp.cos(jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape)
+            results.append((value, pull_back(weight)))
+        return results
+
+    (value, slopes), (expected, expected_slopes) = both(*arguments)
+    np.testing.assert_allclose(value, expected, rtol=1e-9, atol=1e-10)
+    for one, two in zip(slopes, expected_slopes, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-8, atol=1e-9)
 
 

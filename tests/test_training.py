@@ -55,7 +55,9 @@ def test_transition_and_prior_rest_in_the_initial_phase():
         assert not same(before.encoder, after.encoder)
         assert not same(before.decoder, after.decoder)
         for part in ("transition", "prior", "log_R", "start_m", "start_log_P"):
-            assert same(getattr(before, part), getattr(after, part)) != moves, part
+            pairs = zip(leaves(getattr(before, part)), leaves(getattr(after, part)), strict=True)
+            # Compiled and plain initialisation may differ in the last bit; a step of Adam moves by the learning rate.
+            assert all(np.allclose(a, b, atol=1e-5) for a, b in pairs) != moves, part
 
 
 def test_gradient_is_taken_under_the_new_multiplier():
@@ -85,7 +87,9 @@ def test_every_epoch_goes_through_all_sequences():
     program = Program(lambda seed: tiny.model(0), Elbo(), dataclasses.replace(tiny.TRAINING, batch=4))
     index = jnp.arange(16)
     epochs = [
-        np.concatenate([np.asarray(program._batch(jnp.asarray(3), jnp.asarray(step), (index,))[0]) for step in steps])
+        np.concatenate(
+            [np.asarray(program._batch(jax.random.key(3), jnp.asarray(step), (index,))[0]) for step in steps]
+        )
         for steps in (range(4), range(4, 8))
     ]
     for epoch in epochs:

@@ -28,11 +28,10 @@ CONDITION = 5
 def evaluate(model: Model, data: Sequences, about: About, seed: int = 0) -> dict[str, Any]:
     """ELBO (nats per frame), R^2 by name, prediction errors and errors over the horizon."""
     x, u, seen = (jnp.asarray(part) for part in (data.x, data.u, data.mask))
-    measured = _measure(model, x, u, seen, jax.random.key(seed))
+    with jax.default_matmul_precision("float32"):
+        measured = _measure(model, x, u, seen, jax.random.key(seed))
     states = {name: np.asarray(measured.pop(name)) for name in ("plain", "iterated")}
     results: dict[str, Any] = {name: np.asarray(value).tolist() for name, value in measured.items()}
-    for name in ("smoothed", "iterated", "filtered"):
-        results[f"mse_predict_{name}"] = float(np.mean(results[f"horizon_{name}"]))
     if data.state is not None:
         results |= {
             "r2": identification(states["plain"], data.state, about),
@@ -48,19 +47,21 @@ def _measure(model: Model, x: Array, u: Array, seen: Array, key: PRNGKeyArray) -
     frames = seen.sum()
     known = (x[:, :CONDITION], u[:, :CONDITION], seen[:, :CONDITION])
     starts = {
-        "smoothed": model.smooth(*known, iterations=0).mean[:, 0],
-        "iterated": model.smooth(*known).mean[:, 0],
+        "smoothed": (0, model.smooth(*known, iterations=0).mean[:, 0]),
+        "iterated": (0, model.smooth(*known).mean[:, 0]),
+        "filtered": (CONDITION - 1, model.filter(*known).mean[:, CONDITION - 1]),
     }
-    horizons = {f"horizon_{name}": _horizon(model, z, x, u, seen) for name, z in starts.items()}
-    last = CONDITION - 1
-    z_last = model.filter(*known).mean[:, last]
-    horizons["horizon_filtered"] = _horizon(model, z_last, x[:, last:], u[:, last:], seen[:, last:])
+    predictions = {}
+    for name, (first, z) in starts.items():
+        arguments = (predict(model, z, u[:, first:]), x[:, first:], seen[:, first:])
+        predictions[f"mse_predict_{name}"] = _mse(*arguments)
+        predictions[f"horizon_{name}"] = jax.vmap(_mse, in_axes=1)(*arguments)
     return {
         "elbo": -(terms.distortion + terms.rate).sum() / frames,
         "distortion": terms.distortion.sum() / frames,
         "rate": terms.rate.sum() / frames,
         "mse_reconstruct": _mse(model.decode(model.smooth(x, u, seen, iterations=0).mean), x, seen),
-        **horizons,
+        **predictions,
         "plain": model.smooth(x, u, seen, iterations=0).mean,
         "iterated": model.smooth(x, u, seen).mean,
     }
@@ -72,15 +73,10 @@ def predict(model: Model, z: Array, u: Array) -> Array:
     return model.decode(states)
 
 
-def _horizon(model: Model, z: Array, x: Array, u: Array, seen: Array) -> Array:
-    """Error of the prediction from z at each of the frames x, the frame of z first."""
-    return jax.vmap(_mse, in_axes=1)(predict(model, z, u), x, seen)
-
-
 def _mse(prediction: Array, x: Array, seen: Array) -> Array:
-    """Mean squared error over the seen frames."""
+    """Mean squared error over the seen frames; 0 where there are none."""
     error = jnp.mean((prediction - x) ** 2, axis=tuple(range(seen.ndim, x.ndim)))
-    return jnp.sum(jnp.where(seen, error, 0.0)) / seen.sum()
+    return jnp.sum(jnp.where(seen, error, 0.0)) / jnp.maximum(seen.sum(), 1)
 
 
 def identification(states: NDArray[Any], truth: NDArray[Any], about: About) -> dict[str, float]:

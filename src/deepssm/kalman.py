@@ -37,13 +37,13 @@ class Forward(NamedTuple):
 
 def predict(z: Gaussian, F: Array, b: Array, Q: Array) -> Gaussian:
     """Prediction step, Eq. (seq-vhp-mt-) and (seq-vhp-Pt-)."""
-    return Gaussian(matvec(F, z.m) + b, symmetrise(matmul(matmul(F, z.P), transpose(F)) + Q))
+    return Gaussian(matvec(F, z.m) + b, matmul(matmul(F, z.P), transpose(F)) + Q)
 
 
 def update(z: Gaussian, a: Array, H: Array, R: Array, seen: Array | bool = True) -> Gaussian:
     """Update step in Joseph form, which keeps P positive definite in float32; unseen: z itself."""
     P_H = matmul(z.P, transpose(H))
-    S = symmetrise(matmul(H, P_H) + _batched(R, z.m))
+    S = matmul(H, P_H) + _batched(R, z.m)
     K = transpose(cholesky_solve(cholesky(S), transpose(P_H))) * jnp.asarray(seen, z.m.dtype)
     m = z.m + matvec(K, a - matvec(H, z.m))
     A = identity(len(m), z.P) - matmul(K, H)
@@ -75,7 +75,7 @@ def filter(
 ) -> Forward:
     """Forward pass. The transition is evaluated at the filtered mean, or at the reference where one is given."""
 
-    @jax.checkpoint
+    @jax.checkpoint  # recomputing a step in the backward pass is cheaper than storing it
     def step(predicted: Gaussian, inputs: tuple[Array, ...]) -> tuple[Gaussian, tuple]:
         a, u, seen, *at = inputs
         z = update(predicted, a, H, R, seen)
@@ -94,7 +94,6 @@ def filter(
 def smooth(forward: Forward) -> Gaussian:
     """Backward pass: p(z_t | a_1:T, u_1:T-1) for every t."""
 
-    @jax.checkpoint
     def step(later: Gaussian, inputs: tuple) -> tuple[Gaussian, Gaussian]:
         z, predicted, F, Q = inputs
         smoothed = retrodict(z, predicted, later, F, Q)

@@ -100,7 +100,7 @@ def _once(result: Array) -> Array:
 def _product(A: Array, B: Array) -> Array:
     if max(*A.shape[:2], B.shape[1]) > SMALL:
         return _library(jnp.matmul, A, B)
-    terms = [A[:, k, None] * B[None, k] for k in range(B.shape[0])]
+    terms = [A[:, k : k + 1] * B[k : k + 1] for k in range(B.shape[0])]
     return _once(sum(terms[1:], start=terms[0])) if terms else _library(jnp.matmul, A, B)
 
 

@@ -7,6 +7,7 @@ so that all frames of all sequences go through one large matrix product.
 from __future__ import annotations
 
 import math
+from itertools import accumulate, pairwise
 
 import equinox as eqx
 import jax
@@ -23,10 +24,6 @@ class Dense(eqx.Module):
     W: Float[Array, "inputs outputs"]
     b: Float[Array, " outputs"]
 
-    def __init__(self, inputs: int, outputs: int, key: PRNGKeyArray, gain: float = 1.0):
-        self.W = gain * jax.random.normal(key, (inputs, outputs)) / math.sqrt(max(inputs, 1))
-        self.b = jnp.zeros(outputs)
-
     def __call__(self, x: Float[Array, "inputs *batch"]) -> Float[Array, "outputs *batch"]:
         return jnp.tensordot(self.W, x, (0, 0)) + self.b.reshape(-1, *(1,) * (x.ndim - 1))
 
@@ -37,15 +34,23 @@ class MLP(eqx.Module):
     layers: tuple[Dense, ...]
 
     def __init__(self, inputs: int, hidden: tuple[int, ...], outputs: int, key: PRNGKeyArray, gain: float = 1.0):
-        sizes = (inputs, *hidden, outputs)
-        keys = jax.random.split(key, len(sizes) - 1)
+        shapes = list(pairwise((inputs, *hidden, outputs)))
+        ends = list(accumulate(math.prod(shape) for shape in shapes))
+        draws = jnp.split(jax.random.normal(key, (ends[-1],)), ends[:-1])  # one draw: each takes a while to compile
         gains = [math.sqrt(2)] * len(hidden) + [gain]
-        self.layers = tuple(map(Dense, sizes[:-1], sizes[1:], keys, gains))
+        self.layers = tuple(
+            Dense(gain * draw.reshape(shape) / math.sqrt(max(shape[0], 1)), jnp.zeros(shape[1]))
+            for shape, draw, gain in zip(shapes, draws, gains, strict=True)
+        )
 
-    def __call__(self, x: Float[Array, "inputs *batch"]) -> Float[Array, "outputs *batch"]:
+    def features(self, x: Float[Array, "inputs *batch"]) -> Float[Array, "hidden *batch"]:
+        """All layers but the last."""
         for layer in self.layers[:-1]:
             x = jax.nn.relu(layer(x))
-        return self.layers[-1](x)
+        return x
+
+    def __call__(self, x: Float[Array, "inputs *batch"]) -> Float[Array, "outputs *batch"]:
+        return self.layers[-1](self.features(x))
 
 
 class GaussianMLP(eqx.Module):
@@ -76,21 +81,19 @@ class Encoder(eqx.Module):
 class Decoder(eqx.Module):
     """p(x | a) = N(mean(a), sigma^2 I) for flat lists of frames."""
 
-    hidden: MLP
-    last: Dense
+    network: MLP
     shape: tuple[int, ...] = eqx.field(static=True)
     sigma: float = eqx.field(static=True)
 
     def __init__(self, inputs: int, hidden: tuple[int, ...], shape: tuple[int, ...], sigma: float, key: PRNGKeyArray):
-        hidden_key, last_key = jax.random.split(key)
-        self.hidden = MLP(inputs, hidden[:-1], hidden[-1], hidden_key)
-        self.last = Dense(hidden[-1], math.prod(shape), last_key)
+        self.network = MLP(inputs, hidden, math.prod(shape), key)
         self.shape = shape
         self.sigma = sigma
 
     def _flat(self, a: Float[Array, "n frames"]) -> Float[Array, "frames pixels"]:
         # Frames first straight out of the product, as the data are: transposing all pixels costs more.
-        return jnp.tensordot(jax.nn.relu(self.hidden(a)), self.last.W, (0, 0)) + self.last.b
+        last = self.network.layers[-1]
+        return jnp.tensordot(self.network.features(a), last.W, (0, 0)) + last.b
 
     def __call__(self, a: Float[Array, "n frames"]) -> Float[Array, "frames *shape"]:
         """The mean picture."""

@@ -25,8 +25,8 @@ from deepssm.errors import DeepSSMError
 from deepssm.models.base import Model
 from deepssm.objectives import Constrained, Elbo, Objective, distortion_baseline
 
-GROUPS = ("observation", "dynamics", "noise")
-"""Parameters by what they describe, each group with its own learning rate."""
+GROUPS = ("observation", "dynamics")
+"""theta and phi; psi, psi_0 and phi_0. Each group has its own learning rate."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,12 @@ class TrainingConfig:
     """Sequences in a step; at most those there are."""
     learning_rate: float = 1e-3
     """Adam's rate for encoder and decoder."""
-    dynamics_rate: float = 3e-3
-    """Adam's rate for transition and prior."""
-    noise_rate: float = 1e-2
-    """Adam's rate for the logarithms of the noise variances, which have furthest to go."""
+    dynamics_rate: float = 1e-2
+    """Adam's rate for transition, noise and prior."""
     weight_decay: float = 0.1
     """Decay of the weights of encoder and decoder (AdamW), against learning the noise of the training frames."""
     decay: Literal["cosine", "constant"] = "cosine"
-    """How the three rates change over the run."""
+    """How the two rates change over the run."""
     seed: int = 0
     """The first seed."""
     seeds: int = 1
@@ -59,7 +57,7 @@ class TrainingConfig:
     """Least time between two checkpoints."""
 
     def rate(self, group: str, step: Array) -> Array:
-        rates = dict(zip(GROUPS, (self.learning_rate, self.dynamics_rate, self.noise_rate), strict=True))
+        rates = {"observation": self.learning_rate, "dynamics": self.dynamics_rate}
         fraction = 0.5 * (1 + jnp.cos(jnp.pi * step / self.steps)) if self.decay == "cosine" else jnp.ones(())
         return rates[group] * fraction
 
@@ -78,7 +76,8 @@ class ModelConfig(Protocol):
 class State(NamedTuple):
     """Everything that changes during training. No random key: noise is a function of seed and step."""
 
-    parameters: Model
+    parameters: dict[str, Array]
+    """By group, each one vector: an optimiser step is then a few kernels, not a few for each array of the model."""
     optimisers: dict[str, Any]
     objective: Any
     step: Array
@@ -110,13 +109,16 @@ class Program:
     """
 
     def __init__(self, build: Callable[[Array], Model], objective: Objective, training: TrainingConfig):
-        self.objective, self.training = objective, training
-        self.build = build
-        parameters, self.static = eqx.partition(build(jnp.asarray(0)), eqx.is_inexact_array)
-        self.group_of = _groups(parameters)
-        decay = optax.add_decayed_weights(training.weight_decay, mask=_is_matrix)
-        self.optimisers = {group: optax.scale_by_adam() for group in GROUPS}
-        self.optimisers["observation"] = optax.chain(optax.scale_by_adam(), decay)
+        self.build, self.objective, self.training = build, objective, training
+        shapes, self.static = eqx.partition(eqx.filter_eval_shape(build, jnp.asarray(0)), _is_parameter)
+        self.group_of = _groups(shapes)
+        self.shapes = {group: self._part(shapes, group) for group in GROUPS}
+        matrices = [np.full(leaf.size, leaf.ndim > 1) for leaf in jax.tree.leaves(self.shapes["observation"])]
+        self.decayed: dict[str, Any] = {
+            "observation": training.weight_decay * np.concatenate(matrices).astype(np.float32),
+            "dynamics": 0.0,
+        }
+        self.adam = optax.scale_by_adam()
         self.seeds = jnp.asarray(training.all_seeds)
         self.run = jax.jit(self._run, static_argnames="length")
 
@@ -125,13 +127,17 @@ class Program:
 
     def models(self, state: State) -> list[Model]:
         def model(index: int) -> Model:
-            return eqx.combine(jax.tree.map(lambda array: array[index], state.parameters), self.static)
+            return self._model({group: vectors[index] for group, vectors in state.parameters.items()})
 
         return [model(index) for index in range(len(self.seeds))]
 
     def _start(self, seed: Array) -> State:
-        parameters = eqx.filter(self.build(seed), eqx.is_inexact_array)
-        optimisers = {group: rule.init(self._part(parameters, group)) for group, rule in self.optimisers.items()}
+        model = self.build(seed)
+        parameters = {
+            group: jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(self._part(model, group))])
+            for group in GROUPS
+        }
+        optimisers = {group: self.adam.init(vector) for group, vector in parameters.items()}
         state = State(parameters, optimisers, self.objective.init(), jnp.asarray(0))
         # Weakly typed leaves would become strong in the first chunk, and the second would compile again.
         return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), state)
@@ -141,18 +147,18 @@ class Program:
             seed, state = inputs
             return jax.lax.scan(lambda state, _: self._step(seed, state, data), state, length=length)
 
-        if jax.default_backend() == "cpu":
-            return jax.lax.map(one, (self.seeds, state))
-        return jax.vmap(one)((self.seeds, state))
+        with jax.default_matmul_precision("float32"):
+            if jax.default_backend() == "cpu":
+                return jax.lax.map(one, (self.seeds, state))
+            return jax.vmap(one)((self.seeds, state))
 
     def _step(self, seed: Array, state: State, data: tuple[Array, ...]) -> tuple[State, dict[str, Array]]:
         """One step of Alg. 1: distortion and rate, the objective's state, then the gradient under its new weights."""
-        key = jax.random.fold_in(jax.random.key(seed), state.step)
-        x, u, seen = self._batch(seed, state.step, data)
+        noise, order = (jax.random.fold_in(jax.random.key(seed), purpose) for purpose in (1, 2))
+        x, u, seen = self._batch(order, state.step, data)
 
-        def terms(parameters: Model) -> tuple[tuple[Array, Array], dict[str, Array]]:
-            model: Model = eqx.combine(parameters, self.static)
-            terms = model.terms(x, u, seen, key)
+        def terms(parameters: dict[str, Array]) -> tuple[tuple[Array, Array], dict[str, Array]]:
+            terms = self._model(parameters).terms(x, u, seen, jax.random.fold_in(noise, state.step))
             frames = seen.sum()
             per_frame = {name: part.sum() / frames for name, part in terms.parts.items()}
             return (terms.distortion.sum() / frames, terms.rate.sum() / frames), per_frame
@@ -162,37 +168,44 @@ class Program:
         weights = jax.grad(self.objective.loss, argnums=(0, 1))(distortion, rate, objective)
         (gradient,) = pull_back(weights)
 
-        parameters, optimisers = state.parameters, dict(state.optimisers)
-        for group, rule in self.optimisers.items():
-            own, slope = self._part(state.parameters, group), self._part(gradient, group)
-            update, moments = rule.update(slope, state.optimisers[group], own)
+        parameters, optimisers = {}, {}
+        for group, vector in state.parameters.items():
+            update, moments = self.adam.update(gradient[group], state.optimisers[group])
+            moved = vector - self.training.rate(group, state.step) * (update + self.decayed[group] * vector)
             train = True if group == "observation" else self.objective.trainable(objective)
-            size = -self.training.rate(group, state.step) * train
-            parameters = eqx.apply_updates(parameters, jax.tree.map(lambda step, size=size: size * step, update))
-            optimisers[group] = _select(train, moments, state.optimisers[group])
+            parameters[group], optimisers[group] = _select(train, (moved, moments), (vector, state.optimisers[group]))
         metrics = {
             "distortion": distortion,
             "rate": rate,
             "elbo": -distortion - rate,
             **{f"rate/{name}": part for name, part in parts.items()},
-            "gradient": optax.global_norm(gradient),
+            "gradient": jnp.sqrt(sum(jnp.vdot(slope, slope) for slope in gradient.values())),
             **self.objective.metrics(objective),
         }
         return State(parameters, optimisers, objective, state.step + 1), metrics
 
-    def _batch(self, seed: Array, step: Array, data: tuple[Array, ...]) -> tuple[Array, ...]:
+    def _batch(self, key: Array, step: Array, data: tuple[Array, ...]) -> tuple[Array, ...]:
         """The sequences of a step: every epoch goes through all of them in a new order."""
         count = len(data[0])
         if self.training.batch >= count:
             return data
         per_epoch = count // self.training.batch
-        epoch_key = jax.random.fold_in(jax.random.key(seed + 1), step // per_epoch)
-        order = jax.random.permutation(epoch_key, count)
+        order = jax.random.permutation(jax.random.fold_in(key, step // per_epoch), count)
         chosen = jax.lax.dynamic_slice_in_dim(order, step % per_epoch * self.training.batch, self.training.batch)
         return tuple(array[chosen] for array in data)
 
-    def _part(self, parameters: Model, group: str) -> Model:
-        return eqx.filter(parameters, jax.tree.map(lambda name: name == group, self.group_of))
+    def _part(self, tree: Any, group: str) -> Any:
+        return eqx.filter(tree, jax.tree.map(lambda name: name == group, self.group_of))
+
+    def _model(self, parameters: dict[str, Array]) -> Model:
+        """The model of the vectors of its groups."""
+        parts = []
+        for group, shapes in self.shapes.items():
+            leaves, structure = jax.tree.flatten(shapes)
+            pieces = jnp.split(parameters[group], np.cumsum([leaf.size for leaf in leaves])[:-1])
+            arrays = [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]
+            parts.append(jax.tree.unflatten(structure, arrays))
+        return eqx.combine(*parts, self.static)
 
 
 def fit(
@@ -299,20 +312,18 @@ class Log:
             raise DeepSSMError(f"Cannot write {self.path}: {error}. Make room, then go on with --resume.") from error
 
 
+def _is_parameter(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
 def _groups(parameters: Model) -> Any:
     """The name of the group of every parameter."""
 
-    def group(path: Any, _: Array) -> str:
+    def group(path: Any, leaf: Any) -> str:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
-        if name.split(".")[0] in parameters.observation_parts:
-            return "observation"
-        return "noise" if name in parameters.noise_parts else "dynamics"
+        return "observation" if name.split(".")[0] in parameters.observation_parts else "dynamics"
 
     return jax.tree_util.tree_map_with_path(group, parameters)
-
-
-def _is_matrix(parameters: Any) -> Any:
-    return jax.tree.map(lambda parameter: parameter.ndim > 1, parameters)
 
 
 def _select(condition: Any, new: Any, old: Any) -> Any:

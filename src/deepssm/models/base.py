@@ -40,8 +40,6 @@ class Model(eqx.Module):
 
     observation_parts: ClassVar[tuple[str, ...]]
     """Fields with the parameters theta and phi; all others (psi, psi_0, phi_0) rest in the initial phase of Alg. 1."""
-    noise_parts: ClassVar[tuple[str, ...]]
-    """Parameters that are logarithms of noise variances, by path."""
 
     @abc.abstractmethod
     def terms(self, x: Observations, u: Controls, seen: Seen, key: PRNGKeyArray) -> Terms:

@@ -82,7 +82,6 @@ class EKVAE(Model):
     config: EKVAEConfig = eqx.field(static=True)
 
     observation_parts = ("encoder", "decoder")
-    noise_parts = ("log_R", "transition.log_Q")
 
     def __init__(self, config: EKVAEConfig, shape: tuple[int, ...], controls: int, key: PRNGKeyArray):
         keys = jax.random.split(key, 5)
