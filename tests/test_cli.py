@@ -1,8 +1,12 @@
 """The command as people use it, from data to report, and what it says when something is wrong."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,6 +95,18 @@ def test_reproduce_writes_the_table_and_goes_on_where_it_was(tmp_path, monkeypat
     stamp = (tmp_path / "work" / "small" / "one" / "checkpoint.deepssm").stat().st_mtime_ns
     assert cli.main(arguments) == 0
     assert (tmp_path / "work" / "small" / "one" / "checkpoint.deepssm").stat().st_mtime_ns == stamp
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/pendulum.md"])
+def test_examples_in_the_documentation_run(page, trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "PRESETS", {"pendulum-demo": tiny.EXPERIMENT})
+    (example,) = re.findall(r"```python\n(.*?)```", (Path(__file__).parent.parent / page).read_text(), re.DOTALL)
+    shutil.copytree(trained, tmp_path / "runs" / "pendulum-vhp-ekvae-co")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert names["states"].shape == (16, 7, 3)
+    assert names["belief"] is not None
 
 
 @pytest.mark.parametrize(

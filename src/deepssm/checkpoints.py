@@ -1,4 +1,6 @@
-"""Checkpoints: one file with a JSON header and the leaves of a pytree, written atomically, without pickle.
+"""What training leaves on disk: checkpoints and the log.
+
+A checkpoint is one file with a JSON header and the leaves of a pytree, written atomically, without pickle.
 
 deepssm-checkpoint 1\\n      magic and version
 {...}\\n                     header: whatever the caller wants to know before it builds the tree
@@ -16,6 +18,7 @@ from typing import IO, Any, TypeVar
 
 import equinox as eqx
 import jax
+from numpy.typing import NDArray
 
 from deepssm import files
 from deepssm.errors import DeepSSMError
@@ -68,3 +71,39 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
             f"{path} is truncated or altered: its checksum is wrong. Take an intact copy or train again."
         )
     return json.loads(head), payload
+
+
+class Log:
+    """metrics.jsonl: a line for each seed and each `EVERY` steps, with the means over these steps.
+
+    Metrics come by name, each (seeds, steps).
+    """
+
+    EVERY = 20
+
+    def __init__(self, path: Path, step: int):
+        """Goes on after a step: what an interrupted run wrote beyond its checkpoint is dropped."""
+        self.path = path
+        kept = []
+        if step and path.exists():
+            for line in path.read_text().splitlines():
+                try:
+                    if json.loads(line)["step"] <= step:
+                        kept.append(line + "\n")
+                except ValueError:
+                    break
+        files.write_text(path, "".join(kept))
+
+    def write(self, step: int, metrics: dict[str, NDArray[Any]], seeds: tuple[int, ...]) -> None:
+        lines = []
+        length = metrics["distortion"].shape[1]
+        for begin in range(0, length, self.EVERY):
+            end = min(begin + self.EVERY, length)
+            for index, seed in enumerate(seeds):
+                means = {name: float(values[index, begin:end].mean()) for name, values in metrics.items()}
+                lines.append(json.dumps({"step": step + end, "seed": seed, **means}) + "\n")
+        try:
+            with self.path.open("a") as file:
+                file.writelines(lines)
+        except OSError as error:
+            raise DeepSSMError(f"Cannot write {self.path}: {error}. Make room, then go on with --resume.") from error

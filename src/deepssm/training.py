@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import optax
 from jax import Array
 from numpy.typing import NDArray
 
-from deepssm import checkpoints, files
+from deepssm import checkpoints
 from deepssm.data.sequences import Sequences
 from deepssm.errors import DeepSSMError
 from deepssm.models.base import Model
@@ -237,7 +236,7 @@ def fit(
     if saved and checkpoint:
         state, seconds = checkpoints.load(checkpoint, state), saved["seconds"]
         diverged = {int(seed): reason for seed, reason in saved["diverged"].items()}
-    log = Log(Path(folder) / "metrics.jsonl", int(state.step[0]) if saved else 0) if folder else None
+    log = checkpoints.Log(Path(folder) / "metrics.jsonl", int(state.step[0]) if saved else 0) if folder else None
 
     arrays = tuple(jnp.asarray(part) for part in (data.x, data.u, data.mask))
     began, last_saved = time.monotonic() - seconds, time.monotonic()
@@ -277,39 +276,6 @@ def find_baseline(
     short = dataclasses.replace(training, steps=training.baseline_steps, decay="constant", seeds=1, chunk=50)
     fit(model_config, Elbo(), short, data, watch=note)
     return distortion_baseline(min(distortions))
-
-
-class Log:
-    """metrics.jsonl: a line for each seed and each `EVERY` steps, with the means over these steps."""
-
-    EVERY = 20
-
-    def __init__(self, path: Path, step: int):
-        """Goes on after a step: what an interrupted run wrote beyond its checkpoint is dropped."""
-        self.path = path
-        kept = []
-        if step and path.exists():
-            for line in path.read_text().splitlines():
-                try:
-                    if json.loads(line)["step"] <= step:
-                        kept.append(line + "\n")
-                except ValueError:
-                    break
-        files.write_text(path, "".join(kept))
-
-    def write(self, step: int, metrics: Metrics, seeds: tuple[int, ...]) -> None:
-        lines = []
-        length = metrics["distortion"].shape[1]
-        for begin in range(0, length, self.EVERY):
-            end = min(begin + self.EVERY, length)
-            for index, seed in enumerate(seeds):
-                means = {name: float(values[index, begin:end].mean()) for name, values in metrics.items()}
-                lines.append(json.dumps({"step": step + end, "seed": seed, **means}) + "\n")
-        try:
-            with self.path.open("a") as file:
-                file.writelines(lines)
-        except OSError as error:
-            raise DeepSSMError(f"Cannot write {self.path}: {error}. Make room, then go on with --resume.") from error
 
 
 def _is_parameter(leaf: Any) -> bool:
