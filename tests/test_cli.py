@@ -95,6 +95,8 @@ def test_reproduce_writes_the_table_and_goes_on_where_it_was(tmp_path, monkeypat
     stamp = (tmp_path / "work" / "small" / "one" / "checkpoint.deepssm").stat().st_mtime_ns
     assert cli.main(arguments) == 0
     assert (tmp_path / "work" / "small" / "one" / "checkpoint.deepssm").stat().st_mtime_ns == stamp
+    assert cli.main([*arguments, "--rows", "two"]) == 2
+    assert "small has no row 'two'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/pendulum.md"])

@@ -97,6 +97,8 @@ class Reproduce:
     """Steps instead of the presets'."""
     out: Path = Path("results")
     """Folder of the table."""
+    rows: tuple[str, ...] = ()
+    """Presets of the rows to train; all unless given. Rows that are finished are in the table anyway."""
     work: Path = Path("runs")
     """Folder of the runs; what is finished there is not trained again."""
 
@@ -113,7 +115,7 @@ def reproduce(arguments: list[str]) -> None:
         console.print(f"{experiment.row}, {experiment.training.seeds} seeds", style="bold")
         return ProgressBar(console)
 
-    experiments.reproduce(name, training, options.work, options.out, begin)
+    experiments.reproduce(name, training, options.work, options.out, begin, options.rows)
     console.print((options.out / f"{name}.md").read_text(), highlight=False)
 
 

@@ -91,21 +91,31 @@ def reproduce(
     work: Path,
     out: Path,
     begin: Callable[[Experiment], Any],
-) -> dict[str, Any]:
-    """Train every row of a table (rows already trained are read), and write NAME.json and NAME.md into `out`."""
-    rows = []
-    for known, figures in table(name).rows.items():
+    only: tuple[str, ...] = (),
+) -> list[dict[str, Any]]:
+    """Train the rows of a table, all or `only` some presets, and write NAME.json and NAME.md into `out`.
+
+    A row that was already trained and measured the same way is not trained again; its results.json and config.json
+    are enough, so rows can come from several machines.
+    """
+    presets = table(name).rows
+    for wanted in only:
+        if wanted not in presets:
+            raise DeepSSMError(f"{name} has no row {wanted!r}{_nearest(wanted, presets)}. Rows: {', '.join(presets)}.")
+    rows: list[dict[str, Any]] = []
+    for known, figures in presets.items():
         experiment = dataclasses.replace(preset(known), training=training(PRESETS[known].training))
         folder = work / name / known
-        if (folder / "results.json").exists() and runs.load(folder).experiment == experiment:
-            results = runs.load(folder).results
-        else:
+        results = runs.finished(experiment, folder)
+        if results is None and known not in (only or presets):
+            continue
+        if results is None:
             with begin(experiment) as watch:
                 results = runs.train(experiment, folder, (folder / "checkpoint.deepssm").exists(), watch).results
         rows.append({"row": experiment.row, "paper": figures, "runs": results["runs"]})
         files.write_json(out / f"{name}.json", {"rows": rows})
         files.write_text(out / f"{name}.md", markdown(table(name).title, rows))
-    return {"rows": rows}
+    return rows
 
 
 COLUMNS: tuple[tuple[str, tuple[str, ...], str], ...] = (

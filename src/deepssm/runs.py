@@ -106,6 +106,14 @@ def train(experiment: Experiment, folder: Path, resume: bool = False, watch: Wat
     return Run(experiment, models, results)
 
 
+def finished(experiment: Experiment, folder: Path) -> dict[str, Any] | None:
+    """The results of an experiment that was trained and measured in a folder, if it was."""
+    config, results = Path(folder) / "config.json", Path(folder) / "results.json"
+    if not (config.exists() and results.exists()) or decode(files.read_json(config)) != experiment:
+        return None
+    return files.read_json(results)
+
+
 def load(folder: Path) -> Run:
     """A run that has finished."""
     models, header = load_models(Path(folder) / "checkpoint.deepssm")
