@@ -5,7 +5,7 @@ BIN := .venv/bin
 
 demo: .venv/report  ## train VHP-EKVAE (CO) on the pendulum's pictures and show what it found
 	rm -rf runs/demo
-	$(BIN)/deepssm train pendulum-demo --out runs/demo
+	$(BIN)/deepssm train pendulum-vhp-ekvae-co --out runs/demo
 
 test: lint  ## lint, types, unit and end-to-end tests
 	$(BIN)/python -m pytest

@@ -101,7 +101,7 @@ def test_reproduce_writes_the_table_and_goes_on_where_it_was(tmp_path, monkeypat
 
 @pytest.mark.parametrize("page", ["README.md", "docs/pendulum.md"])
 def test_examples_in_the_documentation_run(page, trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(experiments, "PRESETS", {"pendulum-demo": tiny.EXPERIMENT})
+    monkeypatch.setattr(experiments, "PRESETS", {"pendulum-vhp-ekvae-co": tiny.EXPERIMENT})
     (example,) = re.findall(r"```python\n(.*?)```", (Path(__file__).parent.parent / page).read_text(), re.DOTALL)
     shutil.copytree(trained, tmp_path / "runs" / "pendulum-vhp-ekvae-co")
     monkeypatch.chdir(tmp_path)
@@ -119,10 +119,13 @@ def test_examples_in_the_documentation_run(page, trained, tmp_path, monkeypatch)
         (["reproduce", "table9"], "There is no table 'table9'"),
         (["data", "cartpole", "--out", "x"], "There is no data set 'cartpole'"),
         (["evaluate", "nowhere"], "Cannot read the checkpoint"),
-        (["train", "pendulum-demo", "--data-file", "nowhere.npz", "--out", "{tmp}"], "No data file nowhere.npz"),
-        (["train", "pendulum-demo", "--out", "{tmp}/file/run"], "Cannot write"),
-        (["train", "pendulum-demo", "--out", "{tmp}/run", "--resume"], "No file"),
-        (["train", "pendulum-demo", "--steps", "0", "--out", "{tmp}/run"], "at least 1"),
+        (
+            ["train", "pendulum-vhp-ekvae-co", "--data-file", "nowhere.npz", "--out", "{tmp}"],
+            "No data file nowhere.npz",
+        ),
+        (["train", "pendulum-vhp-ekvae-co", "--out", "{tmp}/file/run"], "Cannot write"),
+        (["train", "pendulum-vhp-ekvae-co", "--out", "{tmp}/run", "--resume"], "No file"),
+        (["train", "pendulum-vhp-ekvae-co", "--steps", "0", "--out", "{tmp}/run"], "at least 1"),
     ],
 )
 def test_mistakes_get_a_sentence_not_a_traceback(arguments, message, tmp_path, capsys):
@@ -151,8 +154,8 @@ def test_the_command_itself():
     assert help_text.returncode == 0
     assert "pendulum-vhp-ekvae-co" in help_text.stdout
     assert deepssm("fly").returncode == 2
-    options = deepssm("train", "pendulum-demo", "--help")
+    options = deepssm("train", "pendulum-vhp-ekvae-co", "--help")
     assert options.returncode == 0
     for option in ("--seeds", "--distortion-baseline", "--iterations", "--resume", "--learning-rate", "--torque"):
         assert option in options.stdout
-    assert deepssm("train", "pendulum-demo", "--wings", "2").returncode == 2
+    assert deepssm("train", "pendulum-vhp-ekvae-co", "--wings", "2").returncode == 2
