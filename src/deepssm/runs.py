@@ -107,11 +107,14 @@ def train(experiment: Experiment, folder: Path, resume: bool = False, watch: Wat
 
 
 def finished(experiment: Experiment, folder: Path) -> dict[str, Any] | None:
-    """The results of an experiment that was trained and measured in a folder, if it was."""
+    """The results of an experiment that was trained and measured in a folder, with at least as many seeds, if it was."""
     config, results = Path(folder) / "config.json", Path(folder) / "results.json"
-    if not (config.exists() and results.exists()) or decode(files.read_json(config)) != experiment:
+    if not (config.exists() and results.exists()):
         return None
-    return files.read_json(results)
+    known: Experiment = decode(files.read_json(config))
+    seeds = max(known.training.seeds, experiment.training.seeds)
+    wanted = dataclasses.replace(experiment, training=dataclasses.replace(experiment.training, seeds=seeds))
+    return files.read_json(results) if known == wanted else None
 
 
 def load(folder: Path) -> Run:
