@@ -107,7 +107,7 @@ def train(experiment: Experiment, folder: Path, resume: bool = False, watch: Wat
 
 
 def finished(experiment: Experiment, folder: Path) -> dict[str, Any] | None:
-    """The results of an experiment that was trained and measured in a folder, with at least as many seeds, if it was."""
+    """The results in a folder, if this experiment was trained there with at least as many seeds."""
     config, results = Path(folder) / "config.json", Path(folder) / "results.json"
     if not (config.exists() and results.exists()):
         return None
