@@ -149,7 +149,11 @@ def report(run: Run, folder: Path) -> None:
             "The learned state space",
             figures.state_space(run.best, dataset.test, dataset.about),
         ),
-        (folder / "film.png", "Observed, reconstructed and predicted", figures.film(run.best, dataset.test)),
+        (
+            folder / "film.png",
+            "Observed, reconstructed, and predicted from the frames in orange",
+            figures.film(run.best, dataset.test),
+        ),
     ]
     for path, _, figure in drawings:
         figures.save(figure, path)

@@ -153,7 +153,6 @@ def markdown(title: str, rows: list[dict[str, Any]]) -> str:
         lines.append(f"| {row['row']} | {len(found)} | {100 * np.mean(found):.0f}% | " + " | ".join(ours) + " |")
         lines.append("| *paper* | | | " + " | ".join(theirs) + " |")
     run = rows[0]["runs"][0]
-    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
     lines += [
         "",
         "Medians over seeds with quartiles. Velocity found: seeds with R² velocity above 0.95. MSE smoothed is the",
@@ -161,10 +160,16 @@ def markdown(title: str, rows: list[dict[str, Any]]) -> str:
         f"{run['iterations']} re-linearisations of",
         f"the smoother; filtered: from z_5. Pixel noise puts the floor of every MSE at {run['noise_floor']:.1e}.",
         "",
-        f"{run['steps']} steps, {run['device']}, {versions}, commit {run['commit']}.",
+        *(f"- {row['row']}: {_made(row['runs'][0])}" for row in rows),
         "",
     ]
     return "\n".join(lines)
+
+
+def _made(run: dict[str, Any]) -> str:
+    """What a row was made with."""
+    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+    return f"{run['steps']} steps, {run['device']}, {versions}, commit {run['commit']}."
 
 
 def _nearest(name: str, known: dict[str, Any]) -> str:

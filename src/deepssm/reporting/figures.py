@@ -32,22 +32,27 @@ def state_space(model: Model, data: Sequences, about: About) -> Figure:
     if points.shape[1] > 3:
         points = (points - points.mean(0)) @ np.linalg.svd(points - points.mean(0), full_matrices=False)[2][:3].T
     axes_names = ("$z_1$", "$z_2$", "$z_3$") if states.shape[-1] <= 3 else ("PC 1", "PC 2", "PC 3")
-    figure = _figure(5.2 * max(1, len(about.states)), 4.6)
+    panels = max(1, len(about.states))
+    figure = _figure(5.4 * panels, 4.6)
     for column, variable in enumerate(about.states):
         value = data.state[..., column].reshape(-1) if data.state is not None else np.zeros(len(points))
-        axes: Any = figure.add_subplot(1, len(about.states), column + 1, projection="3d")
         if variable.circular:
             value = np.mod(value + np.pi, 2 * np.pi) - np.pi
         limit = np.pi if variable.circular else np.abs(value).max()
+        axes: Any = figure.add_axes((column / panels, 0.02, 0.8 / panels, 0.9), projection="3d")
         colours = axes.scatter(
-            *points.T, c=value, s=3, cmap="twilight" if variable.circular else "coolwarm",
-            vmin=-limit, vmax=limit, linewidths=0, alpha=0.8,
+            *points.T, c=value, s=5, cmap="twilight_shifted" if variable.circular else "coolwarm",
+            vmin=-limit, vmax=limit, linewidths=0, alpha=0.9,
         )  # fmt: skip
-        axes.set(xlabel=axes_names[0], ylabel=axes_names[1], zlabel=axes_names[2])
+        axes.set_xlabel(axes_names[0], labelpad=-6)
+        axes.set_ylabel(axes_names[1], labelpad=-6)
+        axes.set_zlabel(axes_names[2], labelpad=-6)
         axes.set_title(f"coloured by {variable.name}", fontsize=11, color=INK)
-        axes.view_init(elev=18, azim=-60)
-        axes.tick_params(labelsize=7, pad=0)
-        bar = figure.colorbar(colours, ax=axes, shrink=0.6, pad=0.12)
+        axes.locator_params(nbins=5)
+        axes.tick_params(labelsize=7, pad=-2)
+        axes.set_box_aspect((1, 1, 1.1), zoom=1.05)
+        axes.view_init(elev=28, azim=-55)
+        bar = figure.colorbar(colours, cax=figure.add_axes(((column + 0.83) / panels, 0.2, 0.012, 0.55)))
         bar.set_label(f"{variable.name} [{variable.unit}]", fontsize=9)
         bar.ax.tick_params(labelsize=8)
     return figure
