@@ -88,7 +88,7 @@ def test_every_epoch_goes_through_all_sequences():
     index = jnp.arange(16)
     epochs = [
         np.concatenate(
-            [np.asarray(program._batch(jax.random.key(3), jnp.asarray(step), (index,))[0]) for step in steps]
+            [np.asarray(program._batch(jnp.asarray(3), jnp.asarray(step), (index,))[0]) for step in steps]
         )
         for steps in (range(4), range(4, 8))
     ]
