@@ -59,3 +59,10 @@ def test_links_between_pages_lead_somewhere():
     for page in [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")]:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_table_in_the_readme_is_the_measured_one():
+    measured = (ROOT / "results" / "table1a.md").read_text().splitlines()
+    shown = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("|")]
+    assert len(shown) > 6
+    assert all(line in measured for line in shown)
