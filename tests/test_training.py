@@ -87,9 +87,7 @@ def test_every_epoch_goes_through_all_sequences():
     program = Program(lambda seed: tiny.model(0), Elbo(), dataclasses.replace(tiny.TRAINING, batch=4))
     index = jnp.arange(16)
     epochs = [
-        np.concatenate(
-            [np.asarray(program._batch(jnp.asarray(3), jnp.asarray(step), (index,))[0]) for step in steps]
-        )
+        np.concatenate([np.asarray(program._batch(jnp.asarray(3), jnp.asarray(step), (index,))[0]) for step in steps])
         for steps in (range(4), range(4, 8))
     ]
     for epoch in epochs:
