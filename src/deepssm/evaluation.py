@@ -45,6 +45,7 @@ def evaluate(model: Model, data: Sequences, about: About, seed: int = 0) -> dict
 def _measure(model: Model, x: Array, u: Array, seen: Array, key: PRNGKeyArray) -> dict[str, Array]:
     terms = model.terms(x, u, seen, key)
     frames = seen.sum()
+    plain = model.smooth(x, u, seen, iterations=0).mean
     known = (x[:, :CONDITION], u[:, :CONDITION], seen[:, :CONDITION])
     starts = {
         "smoothed": (0, model.smooth(*known, iterations=0).mean[:, 0]),
@@ -60,9 +61,9 @@ def _measure(model: Model, x: Array, u: Array, seen: Array, key: PRNGKeyArray) -
         "elbo": -(terms.distortion + terms.rate).sum() / frames,
         "distortion": terms.distortion.sum() / frames,
         "rate": terms.rate.sum() / frames,
-        "mse_reconstruct": _mse(model.decode(model.smooth(x, u, seen, iterations=0).mean), x, seen),
+        "mse_reconstruct": _mse(model.decode(plain), x, seen),
         **predictions,
-        "plain": model.smooth(x, u, seen, iterations=0).mean,
+        "plain": plain,
         "iterated": model.smooth(x, u, seen).mean,
     }
 
