@@ -26,8 +26,8 @@ from deepssm import files, kalman
 from deepssm.experiments import PRESETS
 from deepssm.gaussian import Gaussian
 from deepssm.objectives import Constrained
+from deepssm.program import Program, TrainingConfig
 from deepssm.runs import provenance
-from deepssm.training import Program, TrainingConfig
 
 CHUNK = 10
 EXPERIMENT = PRESETS["pendulum-vhp-ekvae-co"]

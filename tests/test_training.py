@@ -19,7 +19,8 @@ import pytest
 import tiny
 from deepssm import DeepSSMError, checkpoints, runs
 from deepssm.objectives import Annealed, Constrained, Elbo
-from deepssm.training import Program, fit
+from deepssm.program import Program
+from deepssm.training import fit
 
 DATA = tiny.DATA.generate().train
 

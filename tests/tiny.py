@@ -8,8 +8,8 @@ from deepssm.data.pendulum import PendulumData
 from deepssm.environments.pendulum import Pendulum
 from deepssm.models.ekvae import EKVAE, EKVAEConfig
 from deepssm.objectives import Constrained
+from deepssm.program import TrainingConfig
 from deepssm.runs import Experiment
-from deepssm.training import TrainingConfig
 
 DATA = PendulumData(sequences=16, frames=7, pendulum=Pendulum(size=8, blob=1.0))
 MODEL = EKVAEConfig(encoder=(16,), decoder=(16,), bases=2, alpha=(8,), prior_hidden=(8,))

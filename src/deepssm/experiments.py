@@ -15,8 +15,8 @@ from deepssm import files, runs
 from deepssm.errors import DeepSSMError
 from deepssm.models.ekvae import EKVAEConfig
 from deepssm.objectives import Annealed, Constrained
+from deepssm.program import TrainingConfig
 from deepssm.runs import Experiment
-from deepssm.training import TrainingConfig
 
 PENDULUM = TrainingConfig(steps=10_000, batch=125)
 """The same for all rows of Table 1(a). About 3 minutes a seed on two CPU cores."""
@@ -100,7 +100,8 @@ def reproduce(
             raise DeepSSMError(f"{name} has no row {wanted!r}{_nearest(wanted, presets)}. Rows: {', '.join(presets)}.")
     rows: list[dict[str, Any]] = []
     for known, figures in presets.items():
-        experiment = dataclasses.replace(preset(known), training=training(PRESETS[known].training))
+        experiment = preset(known)
+        experiment = dataclasses.replace(experiment, training=training(experiment.training))
         folder = work / name / known
         results = runs.finished(experiment, folder)
         if results is None and known not in (only or presets):

@@ -30,7 +30,8 @@ from deepssm.evaluation import evaluate
 from deepssm.models.base import Model
 from deepssm.models.ekvae import EKVAEConfig
 from deepssm.objectives import Annealed, Constrained, Elbo
-from deepssm.training import Program, TrainingConfig, Watch, fit
+from deepssm.program import Program, TrainingConfig
+from deepssm.training import Watch, fit
 
 
 @dataclass(frozen=True)

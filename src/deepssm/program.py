@@ -1,0 +1,220 @@
+"""The compiled part of training: one program for a chunk of steps of all seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from deepssm.models.base import Model
+from deepssm.objectives import Objective
+
+GROUPS = ("observation", "dynamics")
+"""theta and phi; psi, psi_0 and phi_0. Each group has its own learning rate."""
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How long, how fast and from which seeds to train."""
+
+    steps: int = 8000
+    """Optimiser steps."""
+    batch: int = 500
+    """Sequences in a step; at most those there are."""
+    learning_rate: float = 1e-3
+    """Adam's rate for encoder and decoder."""
+    dynamics_rate: float = 1e-2
+    """Adam's rate for transition, noise and prior."""
+    weight_decay: float = 0.1
+    """Decay of the weights of encoder and decoder (AdamW), against learning the noise of the training frames."""
+    decay: Literal["cosine", "constant"] = "cosine"
+    """How the two rates change over the run."""
+    seed: int = 0
+    """The first seed."""
+    seeds: int = 1
+    """Number of seeds, trained in the same program."""
+    baseline_steps: int = 2000
+    """Steps of the classical run that finds D_max."""
+    chunk: int = 100
+    """Steps between two looks at the run: progress, log, checkpoint."""
+    checkpoint_seconds: float = 30.0
+    """Least time between two checkpoints."""
+
+    def rate(self, group: str, step: Array) -> Array:
+        rates = {"observation": self.learning_rate, "dynamics": self.dynamics_rate}
+        fraction = 0.5 * (1 + jnp.cos(jnp.pi * step / self.steps)) if self.decay == "cosine" else jnp.ones(())
+        return rates[group] * fraction
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        return tuple(range(self.seed, self.seed + self.seeds))
+
+
+class State(NamedTuple):
+    """Everything that changes during training. No random key: noise is a function of seed and step."""
+
+    parameters: dict[str, Array]
+    """By group, each one vector: an optimiser step is then a few kernels, not a few for each array of the model."""
+    optimisers: dict[str, Any]
+    objective: Any
+    step: Array
+
+
+class Program:
+    """Chunks of steps for all seeds.
+
+    On an accelerator the seeds are one batch; on a CPU, where products with a batch of weights are slow, they take
+    turns inside the program.
+    """
+
+    def __init__(self, build: Callable[[Array], Model], objective: Objective, training: TrainingConfig):
+        self.build, self.objective, self.training = build, objective, training
+        shapes, self.static = eqx.partition(eqx.filter_eval_shape(build, jnp.asarray(0)), _is_parameter)
+        self.group_of = _groups(shapes)
+        self.shapes = {group: self._part(shapes, group) for group in GROUPS}
+        matrices = [np.full(leaf.size, leaf.ndim > 1) for leaf in jax.tree.leaves(self.shapes["observation"])]
+        self.decayed: dict[str, Any] = {
+            "observation": training.weight_decay * np.concatenate(matrices).astype(np.float32),
+            "dynamics": 0.0,
+        }
+        self.adam = optax.scale_by_adam()
+        self.seeds = jnp.asarray(training.all_seeds)
+        self.run = jax.jit(self._run, static_argnames="length", compiler_options=_compiler_options())
+
+    def start(self) -> State:
+        return jax.jit(partial(jax.lax.map, self._start))(self.seeds)
+
+    def models(self, state: State) -> list[Model]:
+        def model(index: int) -> Model:
+            return self._model({group: vectors[index] for group, vectors in state.parameters.items()})
+
+        return [model(index) for index in range(len(self.seeds))]
+
+    def _start(self, seed: Array) -> State:
+        model = self.build(seed)
+        parameters = {
+            group: jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(self._part(model, group))])
+            for group in GROUPS
+        }
+        optimisers = {group: self.adam.init(vector) for group, vector in parameters.items()}
+        state = State(parameters, optimisers, self.objective.init(), jnp.asarray(0))
+        # Weakly typed leaves would become strong in the first chunk, and the second would compile again.
+        return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), state)
+
+    def _run(self, state: State, data: tuple[Array, ...], length: int) -> tuple[State, dict[str, Array]]:
+        def one(inputs: tuple[Array, State]) -> tuple[State, dict[str, Array]]:
+            seed, state = inputs
+            return jax.lax.scan(lambda state, _: self._step(seed, state, data), state, length=length)
+
+        with jax.default_matmul_precision("float32"):
+            if jax.default_backend() == "cpu":
+                return jax.lax.map(one, (self.seeds, state))
+            return jax.vmap(one)((self.seeds, state))
+
+    def _step(self, seed: Array, state: State, data: tuple[Array, ...]) -> tuple[State, dict[str, Array]]:
+        """One step of Alg. 1: distortion and rate, the objective's state, then the gradient under its new weights."""
+        x, u, seen = self._batch(seed, state.step, data)
+
+        def terms(parameters: dict[str, Array]) -> tuple[tuple[Array, Array], dict[str, Array]]:
+            terms = self._model(parameters).terms(x, u, seen, _key(seed, 1, state.step))
+            frames = seen.sum()
+            per_frame = {name: part.sum() / frames for name, part in terms.parts.items()}
+            return (terms.distortion.sum() / frames, terms.rate.sum() / frames), per_frame
+
+        (distortion, rate), pull_back, parts = jax.vjp(terms, state.parameters, has_aux=True)
+        objective = self.objective.update(state.objective, distortion)
+        weights = jax.grad(self.objective.loss, argnums=(0, 1))(distortion, rate, objective)
+        (gradient,) = pull_back(weights)
+
+        parameters, optimisers = {}, {}
+        for group, vector in state.parameters.items():
+            update, moments = self.adam.update(gradient[group], state.optimisers[group])
+            moved = vector - self.training.rate(group, state.step) * (update + self.decayed[group] * vector)
+            train = True if group == "observation" else self.objective.trainable(objective)
+            parameters[group], optimisers[group] = select(train, (moved, moments), (vector, state.optimisers[group]))
+        metrics = {
+            "distortion": distortion,
+            "rate": rate,
+            "elbo": -distortion - rate,
+            **{f"rate/{name}": part for name, part in parts.items()},
+            "gradient": jnp.sqrt(sum(jnp.vdot(slope, slope) for slope in gradient.values())),
+            **self.objective.metrics(objective),
+        }
+        return State(parameters, optimisers, objective, state.step + 1), metrics
+
+    def _batch(self, seed: Array, step: Array, data: tuple[Array, ...]) -> tuple[Array, ...]:
+        """The sequences of a step: every epoch goes through all of them in a new order."""
+        count = len(data[0])
+        if self.training.batch >= count:
+            return data
+        per_epoch = count // self.training.batch
+        order = jax.random.permutation(_key(seed, 2, step // per_epoch), count)
+        chosen = jax.lax.dynamic_slice_in_dim(order, step % per_epoch * self.training.batch, self.training.batch)
+        return tuple(array[chosen] for array in data)
+
+    def _part(self, tree: Any, group: str) -> Any:
+        return eqx.filter(tree, jax.tree.map(lambda name: name == group, self.group_of))
+
+    def _model(self, parameters: dict[str, Array]) -> Model:
+        """The model of the vectors of its groups."""
+        parts = []
+        for group, shapes in self.shapes.items():
+            leaves, structure = jax.tree.flatten(shapes)
+            pieces = jnp.split(parameters[group], np.cumsum([leaf.size for leaf in leaves])[:-1])
+            arrays = [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]
+            parts.append(jax.tree.unflatten(structure, arrays))
+        return eqx.combine(*parts, self.static)
+
+
+@cache
+def _compiler_options() -> dict[str, Any] | None:
+    """On a CPU, options that halve the time to compile and leave the step as fast; None where they are not known."""
+    options = {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False}
+    if jax.default_backend() != "cpu":
+        return None
+    try:
+        jax.jit(jnp.negative, compiler_options=options)(0.0)
+    except jax.errors.JaxRuntimeError:
+        return None
+    return options
+
+
+def _key(seed: Array, purpose: int, step: Array) -> Array:
+    """A random key of its own for each seed, purpose and step: the two words of a key of Threefry, used directly.
+
+    Folding them into a key one after the other would be the same and take a second longer to compile.
+    """
+    words = jnp.stack([4 * seed + purpose, step]).astype(jnp.uint32)
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+
+def _is_parameter(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def _groups(parameters: Model) -> Any:
+    """The name of the group of every parameter."""
+
+    def group(path: Any, leaf: Any) -> str:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        return "observation" if name.split(".")[0] in parameters.observation_parts else "dynamics"
+
+    return jax.tree_util.tree_map_with_path(group, parameters)
+
+
+def select(condition: Any, new: Any, old: Any) -> Any:
+    """Leaf by leaf, new where the condition (a scalar, or one entry a seed) holds."""
+
+    def select(new: Array, old: Array) -> Array:
+        keep = jnp.asarray(condition)
+        return jnp.where(keep.reshape(keep.shape + (1,) * (new.ndim - keep.ndim)), new, old)
+
+    return jax.tree.map(select, new, old)
