@@ -4,6 +4,8 @@ All errors are means over pixels and sequences. Predictions follow the mean of t
 
     smoothed   z_1 given x_1:5, compared with frames 1..T   (the paper's MSE; plain and with re-linearisation)
     filtered   z_5 given x_1:5, compared with frames 5..T
+
+The last smoothed state is the filtered one; in models with a recurrent network its memory comes along.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from jaxtyping import PRNGKeyArray
 from numpy.typing import NDArray
 
 from deepssm.data.sequences import About, Sequences
-from deepssm.models.base import Model
+from deepssm.models.base import Model, Posterior
 
 CONDITION = 5
 """Frames that a prediction is conditioned on."""
@@ -47,14 +49,11 @@ def _measure(model: Model, x: Array, u: Array, seen: Array, key: PRNGKeyArray) -
     frames = seen.sum()
     plain = model.smooth(x, u, seen, iterations=0).mean
     known = (x[:, :CONDITION], u[:, :CONDITION], seen[:, :CONDITION])
-    starts = {
-        "smoothed": (0, model.smooth(*known, iterations=0).mean[:, 0]),
-        "iterated": (0, model.smooth(*known).mean[:, 0]),
-        "filtered": (CONDITION - 1, model.filter(*known).mean[:, CONDITION - 1]),
-    }
+    plain, iterated = model.smooth(*known, iterations=0), model.smooth(*known)
+    starts = {"smoothed": (0, plain), "iterated": (0, iterated), "filtered": (CONDITION - 1, plain)}
     predictions = {}
-    for name, (first, z) in starts.items():
-        arguments = (predict(model, z, u[:, first:]), x[:, first:], seen[:, first:])
+    for name, (first, belief) in starts.items():
+        arguments = (predict(model, belief, u, first), x[:, first:], seen[:, first:])
         predictions[f"mse_predict_{name}"] = _mse(*arguments)
         predictions[f"horizon_{name}"] = jax.vmap(_mse, in_axes=1)(*arguments)
     return {
@@ -68,9 +67,10 @@ def _measure(model: Model, x: Array, u: Array, seen: Array, key: PRNGKeyArray) -
     }
 
 
-def predict(model: Model, z: Array, u: Array) -> Array:
-    """Mean observations at z and after each of the controls u but the last."""
-    states = jnp.concatenate([z[:, None], model.rollout(z, u[:, :-1])], axis=1)
+def predict(model: Model, belief: Posterior, u: Array, first: int = 0) -> Array:
+    """Mean observations at `first` and at each later step, from the belief at `first` and the controls alone."""
+    z, memory = belief.mean[:, first], belief.memory[:, first]
+    states = jnp.concatenate([z[:, None], model.rollout(z, u[:, first:-1], memory=memory)], axis=1)
     return model.decode(states)
 
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate, pairwise
+from typing import Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Bool, Float, PRNGKeyArray
 
 from deepssm.gaussian import LOG_2PI, Diagonal
+
+Reading = Literal["forward", "backward", "both", "frame"]
 
 
 class Dense(eqx.Module):
@@ -102,3 +105,124 @@ class Decoder(eqx.Module):
     def log_prob(self, x: Float[Array, "frames *shape"], a: Float[Array, "n frames"]) -> Float[Array, " frames"]:
         error = (x.reshape(len(x), -1) - self._flat(a)) / self.sigma
         return -0.5 * jnp.sum(error**2, axis=1) - math.prod(self.shape) * (math.log(self.sigma) + 0.5 * LOG_2PI)
+
+
+class LSTM(eqx.Module):
+    """Long short-term memory. What it remembers, h above c, is one array (2 k, *batch)."""
+
+    input: Dense
+    W: Float[Array, "k k4"]
+
+    def __init__(self, inputs: int, size: int, key: PRNGKeyArray):
+        input_key, memory_key = jax.random.split(key)
+        b = jnp.zeros(4 * size).at[size : 2 * size].set(1.0)  # remember at first
+        self.input = Dense(jax.random.normal(input_key, (inputs, 4 * size)) / math.sqrt(inputs), b)
+        self.W = jax.random.normal(memory_key, (size, 4 * size)) / math.sqrt(size)
+
+    @property
+    def size(self) -> int:
+        return len(self.W)
+
+    def empty(self, *batch: int) -> Float[Array, "k2 *batch"]:
+        """The memory of nothing."""
+        return jnp.zeros((2 * self.size, *batch))
+
+    def output(self, memory: Float[Array, "k2 *batch"]) -> Float[Array, "k *batch"]:
+        return memory[: self.size]
+
+    def step(self, memory: Float[Array, "k2 *batch"], x: Float[Array, "inputs *batch"]) -> Float[Array, "k2 *batch"]:
+        """The memory after one more input."""
+        return self._step(memory, self.input(x))
+
+    def read(
+        self, x: Float[Array, "inputs T N"], live: Bool[Array, "T N"] | None = None, reverse: bool = False
+    ) -> Float[Array, "k2 T N"]:
+        """The memory after each input, forward or backward in time; inputs that are not live leave it as it was."""
+
+        def step(memory: Array, inputs: tuple[Array, Array | None]) -> tuple[Array, Array]:
+            gates, live = inputs
+            new = self._step(memory, gates)
+            memory = new if live is None else jnp.where(live, new, memory)
+            return memory, memory
+
+        gates = jnp.moveaxis(self.input(x), 1, 0)
+        _, memories = jax.lax.scan(step, self.empty(x.shape[2]), (gates, live), reverse=reverse)
+        return jnp.moveaxis(memories, 0, 1)
+
+    def _step(self, memory: Array, gates: Array) -> Array:
+        h, c = jnp.split(memory, 2)
+        i, f, g, o = jnp.split(gates + jnp.tensordot(self.W, h, (0, 0)), 4)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        return jnp.concatenate([jax.nn.sigmoid(o) * jnp.tanh(c), c])
+
+
+class Reader(eqx.Module):
+    """Features of the frames and controls around each time step, for recognition models without a Kalman filter.
+
+        forward   LSTM over x_1:t, u_1:t-1
+        backward  LSTM over x_t:T, u_t:T-1
+        both      the sum of the two
+        frame     a dense layer on x_t alone
+
+    An unseen frame is read as zeros with a flag. Reading backward begins at the last seen frame, so that padding
+    changes nothing.
+    """
+
+    forward: LSTM | None
+    backward: LSTM | None
+    frame: Dense | None
+
+    def __init__(self, kind: Reading, shape: tuple[int, ...], controls: int, size: int, key: PRNGKeyArray):
+        forward_key, backward_key = jax.random.split(key)
+        pixels = math.prod(shape)
+        inputs = pixels + controls + 1
+        self.forward = LSTM(inputs, size, forward_key) if kind in ("forward", "both") else None
+        self.backward = LSTM(inputs, size, backward_key) if kind in ("backward", "both") else None
+        self.frame = MLP(pixels, (), size, forward_key, math.sqrt(2)).layers[0] if kind == "frame" else None
+
+    def __call__(
+        self,
+        x: Float[Array, "N T *shape"],
+        u: Float[Array, "n_u T N"],
+        seen: Bool[Array, "T N"],
+        ahead: bool = True,
+    ) -> tuple[Float[Array, "k T N"], Bool[Array, "T N"]]:
+        """Features at each t, and whether they tell of a frame from t on; not `ahead`: nothing after t is read."""
+        x = jnp.moveaxis(x.reshape(*x.shape[:2], -1), (0, 2), (2, 0)) * seen
+        if self.frame is not None:
+            return jax.nn.relu(self.frame(x)), seen
+        flag, features, informed = seen[None].astype(x.dtype), jnp.zeros(()), seen
+        if self.forward is not None:
+            before = jnp.concatenate([jnp.zeros_like(u[:, :1]), u[:, :-1]], axis=1)
+            features = features + self.forward.output(self.forward.read(jnp.concatenate([x, before, flag])))
+        if self.backward is not None and not ahead:
+            features = features + self._now(x, u, flag)
+        elif self.backward is not None:
+            informed = jnp.flip(jax.lax.cummax(jnp.flip(seen, 0).astype(jnp.int32)), 0) > 0
+            follows = jnp.concatenate([informed[1:], jnp.zeros_like(informed[:1])])
+            memory = self.backward.read(jnp.concatenate([x, u * follows, flag]), informed, reverse=True)
+            features = features + self.backward.output(memory)
+        return features, informed
+
+    def empty(self) -> Float[Array, " k2"]:
+        """The memory of `step` before the first frame."""
+        return jnp.zeros(0) if self.forward is None else self.forward.empty()
+
+    def step(self, memory: Array, x: Array, u_before: Array, seen: Array) -> tuple[Array, Array]:
+        """Features of one more frame, and the new memory."""
+        x, flag = x.reshape(-1) * seen, jnp.asarray(seen, x.dtype)[None]
+        if self.frame is not None:
+            return jax.nn.relu(self.frame(x)), memory
+        features = jnp.zeros(())
+        if self.forward is not None:
+            memory = self.forward.step(memory, jnp.concatenate([x, u_before, flag]))
+            features = features + self.forward.output(memory)
+        if self.backward is not None:
+            features = features + self._now(x, u_before, flag)
+        return features, memory
+
+    def _now(self, x: Array, u: Array, flag: Array) -> Array:
+        """What reading backward finds in one frame with nothing after it."""
+        assert self.backward is not None
+        inputs = jnp.concatenate([x, jnp.zeros_like(u), flag])
+        return self.backward.output(self.backward.step(self.backward.empty(*x.shape[1:]), inputs))

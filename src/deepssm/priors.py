@@ -1,6 +1,13 @@
-"""Priors p(z_1) of the first state: each gives a lower bound on log p(z_1), and samples."""
+"""Priors p(z_1) of the first state.
+
+Each has `infer(q, key)`, a sample of z_1 and the rate it costs, where q is what a recognition model says about it;
+`mean(q)`, the belief about z_1 itself; and `sample`. Those with a density have `bound(z, key)` <= log p(z).
+"""
 
 from __future__ import annotations
+
+import abc
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -8,15 +15,37 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, PRNGKeyArray
 
-from deepssm.gaussian import Diagonal, kl
-from deepssm.networks import GaussianMLP
+from deepssm.gaussian import Diagonal, Gaussian, kl
+from deepssm.networks import MLP, GaussianMLP
 
 
 def standard_normal(like: Array) -> Diagonal:
     return Diagonal(jnp.zeros_like(like), jnp.ones_like(like))
 
 
-class StandardNormal(eqx.Module):
+class Density(eqx.Module):
+    """A prior with a density: q is about z_1 itself."""
+
+    n: eqx.AbstractVar[int]
+
+    @abc.abstractmethod
+    def bound(self, z: Float[Array, "n *batch"], key: PRNGKeyArray) -> Float[Array, "*batch"]:
+        """A lower bound on log p(z)."""
+
+    def infer(self, q: Gaussian | Diagonal, key: PRNGKeyArray) -> tuple[Array, Array]:
+        """z_1 ~ q and log q - bound on log p(z_1), the expectation of log q in closed form."""
+        z_key, bound_key = jax.random.split(key)
+        z = q.sample(z_key)
+        return z, -q.entropy() - self.bound(z, bound_key)
+
+    def mean(self, q: Diagonal) -> Diagonal:
+        return q
+
+    @abc.abstractmethod
+    def sample(self, key: PRNGKeyArray, count: int) -> Float[Array, "n count"]: ...
+
+
+class StandardNormal(Density):
     """N(0, I)."""
 
     n: int = eqx.field(static=True)
@@ -29,7 +58,7 @@ class StandardNormal(eqx.Module):
         return jax.random.normal(key, (self.n, count))
 
 
-class VHP(eqx.Module):
+class VHP(Density):
     """Variational hierarchical prior, Eq. (seq-vhp-vhp_bound): p(z_1) = int p(z_1 | zeta) N(zeta; 0, I) d zeta."""
 
     q: GaussianMLP
@@ -53,3 +82,37 @@ class VHP(eqx.Module):
     def sample(self, key: PRNGKeyArray, count: int) -> Float[Array, "n count"]:
         zeta_key, z_key = jax.random.split(key)
         return self.p(jax.random.normal(zeta_key, (self.n, count))).sample(z_key)
+
+
+class Network(eqx.Module):
+    """The initial network of DVBF (App. A.4): z_1 = f(zeta) with zeta ~ N(0, I); q is about zeta."""
+
+    f: MLP
+    n: int = eqx.field(static=True)
+
+    def __init__(self, n: int, hidden: tuple[int, ...], key: PRNGKeyArray):
+        self.f = MLP(n, hidden, n, key)
+        self.n = n
+
+    def infer(self, q: Diagonal, key: PRNGKeyArray) -> tuple[Array, Array]:
+        """f(zeta) with zeta ~ q, and KL(q(zeta) || p(zeta))."""
+        return self.f(q.sample(key)), kl(q, standard_normal(q.m))
+
+    def mean(self, q: Diagonal) -> Diagonal:
+        """f at the mean of q, with the variance that f carries over to first order."""
+        directions = jnp.eye(self.n).reshape(self.n, self.n, *(1,) * (q.m.ndim - 1)) * jnp.sqrt(q.v)
+        carried = [jax.jvp(self.f, (q.m,), (direction,))[1] for direction in directions]
+        return Diagonal(self.f(q.m), sum(slope**2 for slope in carried) + jnp.finfo(q.v.dtype).eps)
+
+    def sample(self, key: PRNGKeyArray, count: int) -> Float[Array, "n count"]:
+        return self.f(jax.random.normal(key, (self.n, count)))
+
+
+Prior = Density | Network
+
+
+def build(kind: str, n: int, hidden: tuple[int, ...], key: PRNGKeyArray) -> Any:
+    """The prior of a name in a configuration."""
+    if kind == "gaussian":
+        return StandardNormal(n)
+    return VHP(n, hidden, key) if kind == "vhp" else Network(n, hidden, key)

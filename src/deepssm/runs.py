@@ -28,7 +28,11 @@ from deepssm.environments.pendulum import Pendulum
 from deepssm.errors import DeepSSMError
 from deepssm.evaluation import evaluate
 from deepssm.models.base import Model
+from deepssm.models.dks import DKSConfig
+from deepssm.models.dvbs import DVBSConfig
 from deepssm.models.ekvae import EKVAEConfig
+from deepssm.models.kvae import KVAEConfig
+from deepssm.models.rssm import RSSMConfig
 from deepssm.objectives import Annealed, Constrained, Elbo
 from deepssm.program import Program, TrainingConfig
 from deepssm.training import Watch, fit
@@ -52,7 +56,7 @@ class Experiment:
     row: str
     """Name of the row in the paper."""
     data: PendulumData | DataFile = field(default_factory=PendulumData)
-    model: EKVAEConfig = field(default_factory=EKVAEConfig)
+    model: EKVAEConfig | KVAEConfig | DVBSConfig | DKSConfig | RSSMConfig = field(default_factory=EKVAEConfig)
     objective: Constrained | Annealed | Elbo = field(default_factory=Constrained)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
@@ -163,7 +167,7 @@ def measure(experiment: Experiment, models: dict[int, Model], data: Dataset, fac
                 "steps": experiment.training.steps,
                 **evaluate(model, data.test, data.about),
                 "noise_floor": data.about.noise and data.about.noise**2,
-                "iterations": experiment.model.iterations,
+                "iterations": getattr(experiment.model, "iterations", 0),
                 "validation": validation["mse_predict_iterated"],
                 "diverged": diverged.get(seed),
                 **facts,
@@ -203,7 +207,8 @@ def _commit() -> str:
 CONFIGS = {
     kind.__name__: kind
     for kind in (
-        Experiment, PendulumData, Pendulum, DataFile, EKVAEConfig, Elbo, Annealed, Constrained, TrainingConfig
+        Experiment, PendulumData, Pendulum, DataFile, EKVAEConfig, KVAEConfig, DVBSConfig, DKSConfig, RSSMConfig, Elbo,
+        Annealed, Constrained, TrainingConfig,
     )
 }  # fmt: skip
 

@@ -9,21 +9,38 @@ from jax import Array
 from jaxtyping import Float, PRNGKeyArray
 
 from deepssm import linalg
-from deepssm.gaussian import Gaussian
-from deepssm.networks import MLP
+from deepssm.gaussian import Diagonal
+from deepssm.networks import LSTM, MLP, GaussianMLP
 
 
-class LocallyLinear(eqx.Module):
-    """N(F(z, u) z + B(z, u) u, Q(z, u)), Eq. (seq-vhp-llt).
+class Mixture(eqx.Module):
+    """Linear systems z' = F z + B u + N(0, Q), mixed from M learned base matrices. Q is diagonal, in log space.
 
-    F, B and Q are mixtures of M learned base matrices with weights alpha(z, u) = softmax(g(z, u)),
-    Eq. (seq-vhp-alpha). Q is diagonal and lives in log space. Untrained, nothing moves by itself: F is near the
-    identity, and the unobserved dimensions drive the `observed` first ones with a strength `coupling`.
+    Untrained, nothing moves by itself: F is near the identity.
     """
 
     F: Float[Array, "M n n"]
     B: Float[Array, "M n n_u"]
     log_Q: Float[Array, "M n"]
+
+    def __init__(self, states: int, controls: int, bases: int, log_Q: float, key: PRNGKeyArray):
+        F_key, B_key = jax.random.split(key)
+        self.F = jnp.eye(states) + 0.05 * jax.random.normal(F_key, (bases, states, states))
+        self.B = 0.05 * jax.random.normal(B_key, (bases, states, controls))
+        self.log_Q = jnp.full((bases, states), log_Q)
+
+    def mix(self, alpha: Float[Array, "M *batch"], u: Float[Array, "n_u *batch"]) -> tuple[Array, Array, Array]:
+        """F, B u and the diagonal of Q, Eq. (seq-vhp-alpha)."""
+        F, B, Q = (jnp.tensordot(bases, alpha, (0, 0)) for bases in (self.F, self.B, jnp.exp(self.log_Q)))
+        return F, linalg.matvec(B, u), Q
+
+
+class LocallyLinear(Mixture):
+    """N(F(z, u) z + B(z, u) u, Q(z, u)), Eq. (seq-vhp-llt), with weights alpha(z, u) = softmax(g(z, u)).
+
+    At the start the unobserved dimensions drive the `observed` first ones with a strength `coupling`.
+    """
+
     g: MLP
 
     def __init__(
@@ -37,27 +54,82 @@ class LocallyLinear(eqx.Module):
         log_Q: float,
         key: PRNGKeyArray,
     ):
-        F_key, B_key, g_key = jax.random.split(key, 3)
+        bases_key, g_key = jax.random.split(key)
+        super().__init__(states, controls, bases, log_Q, bases_key)
         self.g = MLP(states + controls, hidden, bases, g_key)
-        drive = jnp.zeros((bases, states, states))
-        drive = drive.at[:, :observed, observed:].set(_drive(self.g, observed, states - observed))
-        self.F = jnp.eye(states) + coupling * drive + 0.05 * jax.random.normal(F_key, (bases, states, states))
-        self.B = 0.05 * jax.random.normal(B_key, (bases, states, controls))
-        self.log_Q = jnp.full((bases, states), log_Q)
+        if observed < states:
+            drive = coupling * _drive(self.g, observed, states - observed)
+            self.F = self.F.at[:, :observed, observed:].add(drive)
 
     def alpha(self, z: Float[Array, "n *batch"], u: Float[Array, "n_u *batch"]) -> Float[Array, "M *batch"]:
         return jax.nn.softmax(self.g(jnp.concatenate([z, u])), axis=0)
 
     def __call__(self, z: Float[Array, "n *batch"], u: Float[Array, "n_u *batch"]) -> tuple[Array, Array, Array]:
         """F, B u and Q at (z, u): what the Kalman filter asks for."""
-        alpha = self.alpha(z, u)
-        F, B, Q = (jnp.tensordot(bases, alpha, (0, 0)) for bases in (self.F, self.B, jnp.exp(self.log_Q)))
-        return F, linalg.matvec(B, u), linalg.diagonal(Q)
+        F, b, Q = self.mix(self.alpha(z, u), u)
+        return F, b, linalg.diagonal(Q)
 
-    def next(self, z: Float[Array, "n *batch"], u: Float[Array, "n_u *batch"]) -> Gaussian:
+    def next(self, z: Float[Array, "n *batch"], u: Float[Array, "n_u *batch"]) -> Diagonal:
         """p(z_t+1 | z_t = z, u_t = u)."""
-        F, b, Q = self(z, u)
-        return Gaussian(linalg.matvec(F, z) + b, Q)
+        F, b, Q = self.mix(self.alpha(z, u), u)
+        return Diagonal(linalg.matvec(F, z) + b, Q)
+
+
+class Recurrent(Mixture):
+    """The transition of the KVAE: the weights alpha_t = softmax(g(h_t)) follow an LSTM over a_1:t.
+
+    Given the memory the system is linear, so the filter is exact; but what the memory knows is missing in z_t. The
+    weights are computed beforehand and take the place of controls: `inputs` is (u_t, alpha_t).
+    """
+
+    lstm: LSTM
+    g: MLP
+
+    def __init__(
+        self,
+        states: int,
+        controls: int,
+        auxiliary: int,
+        bases: int,
+        size: int,
+        hidden: tuple[int, ...],
+        log_Q: float,
+        key: PRNGKeyArray,
+    ):
+        bases_key, lstm_key, g_key = jax.random.split(key, 3)
+        super().__init__(states, controls, bases, log_Q, bases_key)
+        self.lstm = LSTM(auxiliary + 1, size, lstm_key)
+        self.g = MLP(size, hidden, bases, g_key)
+
+    def inputs(self, u: Float[Array, "n_u *batch"], memory: Float[Array, "k2 *batch"]) -> Float[Array, "i *batch"]:
+        return jnp.concatenate([u, jax.nn.softmax(self.g(self.lstm.output(memory)), axis=0)])
+
+    def __call__(self, z: Float[Array, "n *batch"], inputs: Float[Array, "i *batch"]) -> tuple[Array, Array, Array]:
+        u, alpha = jnp.split(inputs, [self.B.shape[2]])
+        F, b, Q = self.mix(alpha, u)
+        return F, b, linalg.diagonal(Q)
+
+    def next(self, z: Float[Array, "n *batch"], inputs: Float[Array, "i *batch"]) -> Diagonal:
+        u, alpha = jnp.split(inputs, [self.B.shape[2]])
+        F, b, Q = self.mix(alpha, u)
+        return Diagonal(linalg.matvec(F, z) + b, Q)
+
+
+class Residual(eqx.Module):
+    """N(z + m(z, u), v(z, u)) from a fully connected network: the transition of the deep Kalman filter."""
+
+    network: GaussianMLP
+    log_Q: Float[Array, " n"]
+
+    def __init__(self, states: int, controls: int, hidden: tuple[int, ...], log_Q: float, key: PRNGKeyArray):
+        self.network = GaussianMLP(states + controls, hidden, states, key, gain=0.1)
+        self.log_Q = jnp.full(states, log_Q)
+
+    def next(self, z: Float[Array, "n *batch"], u: Float[Array, "n_u *batch"]) -> Diagonal:
+        """p(z_t+1 | z_t = z, u_t = u)."""
+        change = self.network(jnp.concatenate([z, u]))
+        scale = jnp.exp(self.log_Q).reshape(-1, *(1,) * (z.ndim - 1))
+        return Diagonal(z + change.m, change.v * scale)
 
 
 def _drive(g: MLP, observed: int, hidden: int) -> Float[Array, "M observed hidden"]:

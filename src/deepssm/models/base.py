@@ -6,8 +6,12 @@ import abc
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, PRNGKeyArray
+
+from deepssm.gaussian import Gaussian
 
 Observations = Float[Array, "N T *shape"]
 Controls = Float[Array, "N T n_u"]
@@ -23,12 +27,29 @@ class Terms(NamedTuple):
     parts: dict[str, Float[Array, " N"]]
     """The summands of the rate by name."""
 
+    @classmethod
+    def of(cls, distortion: Float[Array, " N"], parts: dict[str, Float[Array, " N"]]) -> Terms:
+        """Distortion, and the rate as the sum of its parts."""
+        return cls(distortion, jnp.sum(jnp.stack(list(parts.values())), axis=0), parts)
+
 
 class Posterior(NamedTuple):
     """Gaussian beliefs about the states of N sequences."""
 
     mean: Float[Array, "N T n"]
     covariance: Float[Array, "N T n n"]
+    memory: Float[Array, "N T k"]
+    """What a recurrent network knows beside z_t when the transition is asked for z_t+1; k = 0 in a Markov model."""
+
+
+def components_first(array: Float[Array, "N T n"]) -> Float[Array, "n T N"]:
+    return jnp.transpose(array, (2, 1, 0))
+
+
+def posterior(z: Gaussian, memory: Float[Array, "k T N"] | None = None) -> Posterior:
+    """Beliefs with components first, as users see them."""
+    memory = jnp.zeros((0, *z.m.shape[1:])) if memory is None else memory
+    return Posterior(components_first(z.m), jnp.transpose(z.P, (3, 2, 0, 1)), components_first(memory))
 
 
 class Model(eqx.Module):
@@ -54,8 +75,35 @@ class Model(eqx.Module):
         """Beliefs about z_t given x_1:T; `iterations` is for models that can linearise more than once."""
 
     @abc.abstractmethod
-    def rollout(self, z: Float[Array, "N n"], u: Controls, key: PRNGKeyArray | None = None) -> States:
-        """The states that follow z under the controls u: along the mean of the transition, or a sample of it."""
+    def move(self, z: Array, u: Array, memory: Array, key: PRNGKeyArray | None) -> tuple[Array, Array]:
+        """The next state and memory, (n, N) and (k, N): the mean of the transition, or a sample of it."""
+
+    def rollout(
+        self,
+        z: Float[Array, "N n"],
+        u: Controls,
+        key: PRNGKeyArray | None = None,
+        memory: Float[Array, "N k"] | None = None,
+    ) -> States:
+        """The states that follow z under the controls u: along the mean of the transition, or a sample of it.
+
+        `memory` is that of the belief z comes from; without it a recurrent network starts empty.
+        """
+        keys = None if key is None else jax.random.split(key, u.shape[1])
+        started = jnp.zeros((self.memory_size, len(z))) if memory is None else memory.T
+
+        def step(carry: tuple[Array, Array], inputs: tuple) -> tuple[tuple[Array, Array], Array]:
+            u, key = inputs
+            carry = self.move(carry[0], u, carry[1], key)
+            return carry, carry[0]
+
+        _, states = jax.lax.scan(step, (z.T, started), (jnp.transpose(u, (1, 2, 0)), keys))
+        return jnp.transpose(states, (2, 0, 1))
+
+    @property
+    def memory_size(self) -> int:
+        """Numbers that a recurrent network keeps beside z."""
+        return 0
 
     @abc.abstractmethod
     def decode(self, z: Float[Array, "*batch n"]) -> Float[Array, "*batch ..."]:

@@ -68,7 +68,7 @@ def film(model: Model, data: Sequences, count: int = 3) -> Figure:
     rows = {
         "observed": np.asarray(x),
         "reconstructed": np.asarray(model.decode(model.smooth(x, u, seen).mean)),
-        "predicted": np.asarray(predict(model, model.smooth(*known).mean[:, 0], u)),
+        "predicted": np.asarray(predict(model, model.smooth(*known), u)),
     }
     frames = x.shape[1]
     figure = _figure(0.62 * frames + 1.2, 0.62 * (len(rows) * count + 0.3 * count) + 0.4)

@@ -1,0 +1,66 @@
+"""Deep variational Bayes filter and smoother (Karl et al. 2016, 2017), App. A.4 of the paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, PRNGKeyArray
+
+from deepssm.gaussian import Diagonal
+from deepssm.models.stepwise import Stepwise, StepwiseConfig
+from deepssm.networks import GaussianMLP, Reading
+from deepssm.transitions import LocallyLinear
+
+
+@dataclass(frozen=True)
+class DVBSConfig(StepwiseConfig):
+    """Sizes and choices of a deep variational Bayes smoother or filter; the defaults are the paper's."""
+
+    bases: int = 16
+    """Number M of base matrices."""
+    alpha: tuple[int, ...] = (64,)
+    """Hidden layers of the network that weighs the base matrices."""
+
+    def build(self, shape: tuple[int, ...], controls: int, key: PRNGKeyArray) -> DVBS:
+        return DVBS(self, shape, controls, key)
+
+
+class DVBS(Stepwise):
+    transition: LocallyLinear
+    recognition: GaussianMLP
+    """The inverse measurement q(z_t | x_t:T, u_t:T)."""
+    log_fusion: Float[Array, " n"]
+    """Logarithm of the variances with which the transition's mean enters the posterior."""
+
+    def __init__(self, config: DVBSConfig, shape: tuple[int, ...], controls: int, key: PRNGKeyArray):
+        key, transition_key, recognition_key = jax.random.split(key, 3)
+        reading: Reading = "backward" if config.posterior == "smoother" else "frame"
+        super().__init__(config, reading, shape, controls, key)
+        n = config.states
+        self.transition = LocallyLinear(
+            n, controls, config.bases, config.alpha, n, 0.0, config.log_noise, transition_key
+        )
+        self.recognition = GaussianMLP(config.reader, config.recognition, n, recognition_key)
+        self.log_fusion = jnp.full(n, config.log_noise)
+
+    @property
+    def observation_parts(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The initial network lies on the way from x_1 to its reconstruction, so it cannot rest."""
+        parts = ("reader", "recognition", "log_fusion", "decoder")
+        return (*parts, "prior") if self.config.prior == "network" else parts
+
+    def first(self, features: Array) -> Diagonal:
+        return self.recognition(features)
+
+    def predict(self, z: Array, u: Array, memory: Array) -> tuple[Diagonal, Array]:
+        return self.transition.next(z, u), memory
+
+    def correct(self, z: Array, u: Array, memory: Array, p: Diagonal, features: Array) -> Diagonal:
+        """Eq. (seq-vhp-dvbs_factorisation): the transition's mean with a variance of its own, times the measurement."""
+        measured = self.recognition(features)
+        v_p = jnp.exp(self.log_fusion).reshape(-1, *(1,) * (z.ndim - 1))
+        total = v_p + measured.v
+        return Diagonal((measured.v * p.m + v_p * measured.m) / total, measured.v * v_p / total)
