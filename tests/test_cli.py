@@ -78,27 +78,6 @@ def test_data_are_written_and_trained_on(tmp_path, trained):
     assert cli.main(["evaluate", str(trained), "--data-file", str(file)]) == 0
 
 
-def test_reproduce_writes_the_table_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
-    small = {"one": tiny.EXPERIMENT}
-    monkeypatch.setattr(experiments, "PRESETS", small)
-    figures = experiments.TABLES["table1a"].rows["pendulum-vhp-ekvae-co"]
-    monkeypatch.setattr(experiments, "TABLES", {"small": experiments.Table("A table", {"one": figures})})
-    arguments = ["reproduce", "small", "--seeds", "2", "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")]
-    assert cli.main(arguments) == 0
-    table = json.loads((tmp_path / "out" / "small.json").read_text())
-    (row,) = table["rows"]
-    assert row["row"] == "VHP-EKVAE (CO)"
-    assert row["paper"]["elbo"] == 807.3
-    assert len(row["runs"]) == 2
-    text = (tmp_path / "out" / "small.md").read_text()
-    assert "| *paper* | | | 807.3 | 0.9920 | 0.9980 | 1.99e-04 |" in text
-    stamp = (tmp_path / "work" / "small" / "one" / "checkpoint.deepssm").stat().st_mtime_ns
-    assert cli.main(arguments) == 0
-    assert (tmp_path / "work" / "small" / "one" / "checkpoint.deepssm").stat().st_mtime_ns == stamp
-    assert cli.main([*arguments, "--rows", "two"]) == 2
-    assert "small has no row 'two'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("page", ["README.md", "docs/pendulum.md"])
 def test_examples_in_the_documentation_run(page, trained, tmp_path, monkeypatch):
     monkeypatch.setattr(experiments, "PRESETS", {"pendulum-vhp-ekvae-co": tiny.EXPERIMENT})
@@ -116,7 +95,6 @@ def test_examples_in_the_documentation_run(page, trained, tmp_path, monkeypatch)
     [
         (["train"], "usage: deepssm train PRESET"),
         (["train", "pendulum-vhp-ekvae"], "did you mean 'pendulum-vhp-ekvae-co'"),
-        (["reproduce", "table9"], "There is no table 'table9'"),
         (["data", "cartpole", "--out", "x"], "There is no data set 'cartpole'"),
         (["evaluate", "nowhere"], "Cannot read the checkpoint"),
         (

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,14 +23,14 @@ from deepssm.models.rssm import RSSMConfig
 from deepssm.objectives import Annealed, Constrained, Elbo
 from deepssm.training import fit
 
-KALMAN = {"encoder": (16,), "decoder": (16,), "bases": 2, "alpha": (8,), "prior_hidden": (8,)}
-STEPWISE = {"reader": 8, "recognition": (8,), "decoder": (16,), "prior_hidden": (8,)}
+KALMAN: dict[str, Any] = {"encoder": (16,), "decoder": (16,), "bases": 2, "alpha": (8,), "prior_hidden": (8,)}
+STEPWISE: dict[str, Any] = {"reader": 8, "recognition": (8,), "decoder": (16,), "prior_hidden": (8,)}
 SMALL: dict[str, Callable[..., Any]] = {
-    "ekvae": lambda **options: EKVAEConfig(**KALMAN, **options),
-    "kvae": lambda **options: KVAEConfig(**KALMAN, memory=4, **options),
-    "dks": lambda **options: DKSConfig(**STEPWISE, transition=(8,), **options),
-    "dvbs": lambda **options: DVBSConfig(**STEPWISE, bases=2, alpha=(8,), **options),
-    "rssm": lambda **options: RSSMConfig(**STEPWISE, memory=4, transition=(8,), **options),
+    "ekvae": partial(EKVAEConfig, **KALMAN),
+    "kvae": partial(KVAEConfig, **KALMAN, memory=4),
+    "dks": partial(DKSConfig, **STEPWISE, transition=(8,)),
+    "dvbs": partial(DVBSConfig, **STEPWISE, bases=2, alpha=(8,)),
+    "rssm": partial(RSSMConfig, **STEPWISE, memory=4, transition=(8,)),
 }
 CASES = [
     (name, posterior, prior)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-import jax
 import tyro
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from deepssm import experiments, files, runs
+from deepssm import experiments, files, program, runs, studies, tables
 from deepssm.data import sequences
 from deepssm.data.pendulum import PendulumData
 from deepssm.errors import DeepSSMError
+from deepssm.experiments import Study
 from deepssm.progress import ProgressBar
 from deepssm.runs import DataFile, Experiment, Run
 
@@ -27,7 +27,8 @@ USAGE = """usage: deepssm COMMAND ...
 
   train PRESET         train a model, measure it, write its report
   evaluate RUN         measure a trained run again
-  reproduce TABLE      train all rows of a table of the paper
+  compare PRESET|RUN.. train several, or take finished runs, and print one table
+  reproduce STUDY      train all parts of a table or figure of the paper: {studies}
   data NAME --out FILE write a data set
 
 deepssm COMMAND --help explains each. Presets: {presets}."""
@@ -88,35 +89,82 @@ def evaluate(arguments: list[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Reproduce:
-    """Train all rows of a table of the paper and write TABLE.json and TABLE.md."""
+class Several:
+    """Options for training several experiments."""
 
-    seeds: int = 25
-    """Seeds for each row."""
     steps: int | None = None
     """Steps instead of the presets'."""
-    out: Path = Path("results")
-    """Folder of the table."""
-    rows: tuple[str, ...] = ()
-    """Presets of the rows to train; all unless given. Rows that are finished are in the table anyway."""
-    work: Path = Path("runs")
+    work: Path = Path("runs/studies")
     """Folder of the runs; what is finished there is not trained again."""
+    backend: Literal["here", "ray"] = "here"
+    """Train one after the other in this process, or side by side on a Ray cluster."""
+    address: str | None = None
+    """Of the Ray cluster; without it, one is started on this machine."""
+    run_cpus: float = 1.0
+    """Cores that a run takes on the cluster."""
+    run_gpus: float | None = None
+    """GPUs that a run takes on the cluster; one, where it has any, unless given."""
+
+    @property
+    def train(self) -> studies.Backend:
+        if self.backend == "ray":
+            from deepssm import cluster
+
+            return cluster.on_ray(console, self.address, self.run_cpus, self.run_gpus)
+        return studies.here(console)
+
+
+@dataclass(frozen=True)
+class Reproduce(Several):
+    """Train all parts of a table or figure of the paper; write NAME.json with NAME.md or NAME.png."""
+
+    seeds: int = 25
+    """Seeds for each part."""
+    out: Path = Path("results")
+    """Folder of the table or figure."""
+    only: tuple[str, ...] = ()
+    """Parts to train; all unless given. Parts that are finished are shown anyway."""
 
 
 def reproduce(arguments: list[str]) -> None:
-    name, rest = _name(arguments, "deepssm reproduce TABLE", experiments.TABLES)
-    experiments.table(name)
+    name, rest = _name(arguments, "deepssm reproduce STUDY", experiments.STUDIES)
+    study = experiments.choose("study", name, experiments.STUDIES)
     options = _parse(Reproduce, rest, f"deepssm reproduce {name}")
+    for part in options.only:
+        experiments.choose(f"part of {name}", part, study.parts)
+    study = studies.sized(study, options.seeds, options.steps)
+    rows = studies.carry_out(study, options.work, options.train, studies.writer(study, name, options.out), options.only)
+    console.print(tables.markdown(study.title, rows), highlight=False)
 
-    def training(config: Any) -> Any:
-        return dataclasses.replace(config, seeds=options.seeds, steps=options.steps or config.steps)
 
-    def begin(experiment: Experiment) -> ProgressBar:
-        console.print(f"{experiment.row}, {experiment.training.seeds} seeds", style="bold")
-        return ProgressBar(console)
+@dataclass(frozen=True)
+class Compare(Several):
+    """Train presets on the same data, or take finished runs, and print one table."""
 
-    experiments.reproduce(name, training, options.work, options.out, begin, options.rows)
-    console.print((options.out / f"{name}.md").read_text(), highlight=False)
+    seeds: int = 3
+    """Seeds for each preset."""
+    data_file: Path | None = None
+    """Train on this file instead of the presets' data."""
+    out: Path | None = None
+    """Folder for compare.json and compare.md; only printed unless given."""
+
+
+def compare(arguments: list[str]) -> None:
+    names = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
+    if not names and not {"-h", "--help"} & set(arguments):
+        _name([], "deepssm compare PRESET|RUN ...", experiments.PRESETS)
+    options = _parse(Compare, arguments[len(names) :], "deepssm compare PRESET|RUN ...")
+    folders = {name: Path(name) for name in names if (Path(name) / "results.json").exists()}
+    known = {name: runs.decode(files.read_json(folder / "config.json")) for name, folder in folders.items()}
+    presets = {name: experiments.preset(name) for name in names if name not in known}
+    changes = {"data": DataFile(str(options.data_file))} if options.data_file else {}
+    trained = studies.sized(Study("", presets), options.seeds, options.steps, **changes).parts
+    parts = {name: known.get(name) or trained[name] for name in names}
+    paper = {name: figures for name, part in parts.items() if (figures := experiments.paper(part))}
+    study = Study("Comparison", parts, paper)
+    write = studies.writer(study, "compare", options.out) if options.out else lambda rows: None
+    rows = studies.carry_out(study, options.work, options.train, write, folders=folders)
+    console.print(tables.markdown(study.title, rows), highlight=False)
 
 
 @dataclass(frozen=True)
@@ -172,9 +220,9 @@ def show(run: Run) -> list[list[str]]:
     everything = {**best, "runs": run.results["runs"]}
     several = len(run.results["runs"]) > 1
     head = ["", f"best seed ({run.results['seed']})", *(["median (quartiles)"] if several else []), "paper"]
-    rows = []
+    rows, known = [], tables.columns([best])
     for (title, _, _), (ours, theirs), (spread, _) in zip(
-        experiments.COLUMNS, experiments.cells(best), experiments.cells(everything), strict=True
+        known, tables.cells(best, known), tables.cells(everything, known), strict=True
     ):
         rows.append([title, ours, *([spread] if several else []), theirs])
     floor = run.results.get("noise_floor")
@@ -192,6 +240,7 @@ def show(run: Run) -> list[list[str]]:
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "evaluate": evaluate,
+    "compare": compare,
     "reproduce": reproduce,
     "data": data,
 }
@@ -212,11 +261,9 @@ def _parse(kind: Any, arguments: list[str], program: str, **options: Any) -> Any
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help") or arguments[0] not in COMMANDS:
-        print(USAGE.format(presets=", ".join(experiments.PRESETS)))
+        print(USAGE.format(presets=", ".join(experiments.PRESETS), studies=", ".join(experiments.STUDIES)))
         return 0 if arguments and arguments[0] in ("-h", "--help") else 2
-    cache = os.environ.get("DEEPSSM_CACHE", str(Path.home() / ".cache" / "deepssm"))
-    jax.config.update("jax_compilation_cache_dir", cache)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    program.use_compilation_cache()
     try:
         COMMANDS[arguments[0]](arguments[1:])
     except DeepSSMError as error:

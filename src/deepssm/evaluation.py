@@ -47,7 +47,7 @@ def evaluate(model: Model, data: Sequences, about: About, seed: int = 0) -> dict
 def _measure(model: Model, x: Array, u: Array, seen: Array, key: PRNGKeyArray) -> dict[str, Array]:
     terms = model.terms(x, u, seen, key)
     frames = seen.sum()
-    plain = model.smooth(x, u, seen, iterations=0).mean
+    states = model.smooth(x, u, seen, iterations=0).mean
     known = (x[:, :CONDITION], u[:, :CONDITION], seen[:, :CONDITION])
     plain, iterated = model.smooth(*known, iterations=0), model.smooth(*known)
     starts = {"smoothed": (0, plain), "iterated": (0, iterated), "filtered": (CONDITION - 1, plain)}
@@ -60,9 +60,9 @@ def _measure(model: Model, x: Array, u: Array, seen: Array, key: PRNGKeyArray) -
         "elbo": -(terms.distortion + terms.rate).sum() / frames,
         "distortion": terms.distortion.sum() / frames,
         "rate": terms.rate.sum() / frames,
-        "mse_reconstruct": _mse(model.decode(plain), x, seen),
+        "mse_reconstruct": _mse(model.decode(states), x, seen),
         **predictions,
-        "plain": plain,
+        "plain": states,
         "iterated": model.smooth(x, u, seen).mean,
     }
 

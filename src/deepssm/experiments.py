@@ -1,17 +1,13 @@
-"""Presets, one for each row of the paper's tables, and the tables themselves."""
+"""Presets, one for each row of the paper's tables, and the studies made of them: its tables and statistics."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from deepssm import files, runs
 from deepssm.errors import DeepSSMError
 from deepssm.models.dks import DKSConfig
 from deepssm.models.dvbs import DVBSConfig
@@ -51,11 +47,19 @@ PRESETS = {
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table of the paper: its title, and the paper's figures for each preset."""
+class Study:
+    """Experiments that are shown together: the rows of a table, or the points of a figure."""
 
     title: str
-    rows: dict[str, dict[str, Any]]
+    parts: dict[str, Experiment]
+    """By name: a preset, or a point on the axis."""
+    paper: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The paper's figures, by the same names."""
+    axis: str = ""
+    """What the points of a figure differ in; a table has none."""
+
+    def label(self, name: str) -> str:
+        return name if self.axis else self.parts[name].row
 
 
 def _pendulum(elbo: float | None, angle: float, velocity: float, *mse: float) -> dict[str, Any]:
@@ -65,8 +69,20 @@ def _pendulum(elbo: float | None, angle: float, velocity: float, *mse: float) ->
     return {**({} if elbo is None else {"elbo": elbo}), **figures, **dict(errors)}
 
 
-TABLES = {
-    "table1a": Table(
+def _table(title: str, paper: dict[str, dict[str, Any]]) -> Study:
+    return Study(title, {name: PRESETS[name] for name in paper}, paper)
+
+
+def _sweep(name: str, objectives: Mapping[str, Constrained | Annealed]) -> dict[str, Experiment]:
+    """A preset under several objectives."""
+    return {point: dataclasses.replace(PRESETS[name], objective=chosen) for point, chosen in objectives.items()}
+
+
+BASELINES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
+"""Multiples of the D_0 that the heuristic of App. A.1 finds."""
+
+STUDIES = {
+    "table1a": _table(
         "Table 1(a): pendulum (image data)",
         {
             "pendulum-vhp-ekvae-co": _pendulum(807.3, 0.992, 0.998, 1.99e-4),
@@ -80,7 +96,7 @@ TABLES = {
             "pendulum-dks-annealing": _pendulum(804.0, 0.330, 0.040, 2.12e-2),
         },
     ),
-    "table2": Table(
+    "table2": _table(
         "Table 2: transitions with a recurrent network, pendulum (image data)",
         {
             "pendulum-vhp-kvae-co": _pendulum(None, 0.989, 0.043, 2.87e-3, 4.24e-4),
@@ -89,122 +105,45 @@ TABLES = {
             "pendulum-rssm-annealing": _pendulum(None, 0.158, 0.060, 3.23e-3, 6.94e-4),
         },
     ),
+    "fig-distortion-baseline": Study(
+        "Robustness to the distortion baseline: VHP-EKVAE (CO), pendulum (image data)",
+        _sweep("pendulum-vhp-ekvae-co", {f"{factor}": Constrained(factor=factor) for factor in BASELINES}),
+        axis="distortion baseline / the heuristic's",
+    ),
+    "fig-annealing": Study(
+        "Annealing schedules against constrained optimisation: EKVAE, pendulum (image data)",
+        _sweep(
+            "pendulum-ekvae-annealing",
+            {
+                "linear 5%": Annealed(500),
+                "linear 25%": Annealed(2500),
+                "linear 50%": Annealed(5000),
+                "cosine 50%": Annealed(5000, "cosine"),
+                "cyclic 50%": Annealed(5000, "cyclic"),
+                "CO": Constrained(),
+            },
+        ),
+        axis="schedule and its share of the training",
+    ),
 }
 
 
 def preset(name: str) -> Experiment:
-    if name not in PRESETS:
-        raise DeepSSMError(f"There is no preset {name!r}{_nearest(name, PRESETS)}. Presets: {', '.join(PRESETS)}.")
-    return PRESETS[name]
+    return choose("preset", name, PRESETS)
 
 
-def table(name: str) -> Table:
-    if name not in TABLES:
-        raise DeepSSMError(f"There is no table {name!r}{_nearest(name, TABLES)}. Tables: {', '.join(TABLES)}.")
-    return TABLES[name]
+def choose(kind: str, name: str, known: Mapping[str, Any]) -> Any:
+    """What has this name, or an error that knows a similar one."""
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        guess = f"; did you mean {near[0]!r}" if near else ""
+        raise DeepSSMError(f"There is no {kind} {name!r}{guess}. There are: {', '.join(known)}.")
+    return known[name]
 
 
 def paper(experiment: Experiment) -> dict[str, Any] | None:
-    """The paper's figures for an experiment's row."""
-    for known in TABLES.values():
-        for name, figures in known.rows.items():
-            if PRESETS[name].row == experiment.row:
-                return figures
-    return None
-
-
-def reproduce(
-    name: str,
-    training: Callable[[TrainingConfig], TrainingConfig],
-    work: Path,
-    out: Path,
-    begin: Callable[[Experiment], Any],
-    only: tuple[str, ...] = (),
-) -> list[dict[str, Any]]:
-    """Train the rows of a table, all or `only` some presets, and write NAME.json and NAME.md into `out`.
-
-    A row that was already trained and measured the same way is not trained again; its results.json and config.json
-    are enough, so rows can come from several machines.
-    """
-    presets = table(name).rows
-    for wanted in only:
-        if wanted not in presets:
-            raise DeepSSMError(f"{name} has no row {wanted!r}{_nearest(wanted, presets)}. Rows: {', '.join(presets)}.")
-    rows: list[dict[str, Any]] = []
-    for known, figures in presets.items():
-        experiment = preset(known)
-        experiment = dataclasses.replace(experiment, training=training(experiment.training))
-        folder = work / name / known
-        results = runs.finished(experiment, folder)
-        if results is None and known not in (only or presets):
-            continue
-        if results is None:
-            with begin(experiment) as watch:
-                results = runs.train(experiment, folder, (folder / "checkpoint.deepssm").exists(), watch).results
-        rows.append({"row": experiment.row, "paper": figures, "runs": results["runs"]})
-        files.write_json(out / f"{name}.json", {"rows": rows})
-        files.write_text(out / f"{name}.md", markdown(table(name).title, rows))
-    return rows
-
-
-COLUMNS: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("ELBO / frame", ("elbo",), ".1f"),
-    ("R² angle", ("r2", "angle"), ".4f"),
-    ("R² velocity", ("r2", "velocity"), ".4f"),
-    ("MSE smoothed", ("mse_predict_smoothed",), ".2e"),
-    ("MSE iterated", ("mse_predict_iterated",), ".2e"),
-    ("MSE filtered", ("mse_predict_filtered",), ".2e"),
-)
-"""Title, path in a run's results, format."""
-
-
-def look_up(results: dict[str, Any] | None, path: tuple[str, ...]) -> float | None:
-    for part in path:
-        results = results.get(part) if results else None
-    return results  # type: ignore[return-value]
-
-
-def cells(row: dict[str, Any]) -> list[tuple[str, str]]:
-    """For each column our median with quartiles, and the paper's figure."""
-    pairs = []
-    for _, path, form in COLUMNS:
-        values = [value for run in row["runs"] if (value := look_up(run, path)) is not None]
-        theirs = look_up(row["paper"], path)
-        low, middle, high = np.nanpercentile(values, [25, 50, 75]) if values else [np.nan] * 3
-        spread = f" ({low:{form}} – {high:{form}})" if len(values) > 1 else ""
-        pairs.append((f"{middle:{form}}{spread}", "" if theirs is None else f"{theirs:{form}}"))
-    return pairs
-
-
-def markdown(title: str, rows: list[dict[str, Any]]) -> str:
-    """A table for people: medians with quartiles, the paper's figures beneath."""
-    head = ["model", "seeds", "velocity found", *(name for name, _, _ in COLUMNS)]
-    lines = [f"# {title}", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for row in rows:
-        found = [run["r2"]["velocity"] > 0.95 for run in row["runs"]]
-        ours, theirs = zip(*cells(row), strict=True)
-        lines.append(f"| {row['row']} | {len(found)} | {100 * np.mean(found):.0f}% | " + " | ".join(ours) + " |")
-        lines.append("| *paper* | | | " + " | ".join(theirs) + " |")
-    run = rows[0]["runs"][0]
-    lines += [
-        "",
-        "Medians over seeds with quartiles. Velocity found: seeds with R² velocity above 0.95. MSE smoothed is the",
-        "paper's: prediction from z_1 smoothed over five frames; iterated: the same with "
-        f"{run['iterations']} re-linearisations of",
-        f"the smoother; filtered: from z_5. Pixel noise puts the floor of every MSE at {run['noise_floor']:.1e}.",
-        "",
-        *(f"- {row['row']}: {_made(row['runs'][0])}" for row in rows),
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _made(run: dict[str, Any]) -> str:
-    """What a row was made with."""
-    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
-    return f"{run['steps']} steps, {run['device']}, {versions}, commit {run['commit']}."
-
-
-def _nearest(name: str, known: dict[str, Any]) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    return f"; did you mean {near[0]!r}" if near else ""
+    """The paper's figures for an experiment: those of its preset, unless the data come from elsewhere."""
+    name = experiment.preset
+    if name not in PRESETS or type(experiment.data) is not type(PRESETS[name].data):
+        return None
+    return next((study.paper[name] for study in STUDIES.values() if name in study.paper), None)

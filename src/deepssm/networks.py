@@ -156,6 +156,11 @@ class LSTM(eqx.Module):
         return jnp.concatenate([jax.nn.sigmoid(o) * jnp.tanh(c), c])
 
 
+def still_seen(seen: Bool[Array, "T N"]) -> Bool[Array, "T N"]:
+    """Whether a frame is seen at t or later."""
+    return jax.lax.cummax(seen.astype(jnp.int32), reverse=True) > 0
+
+
 class Reader(eqx.Module):
     """Features of the frames and controls around each time step, for recognition models without a Kalman filter.
 
@@ -198,7 +203,7 @@ class Reader(eqx.Module):
         if self.backward is not None and not ahead:
             features = features + self._now(x, u, flag)
         elif self.backward is not None:
-            informed = jnp.flip(jax.lax.cummax(jnp.flip(seen, 0).astype(jnp.int32)), 0) > 0
+            informed = still_seen(seen)
             follows = jnp.concatenate([informed[1:], jnp.zeros_like(informed[:1])])
             memory = self.backward.read(jnp.concatenate([x, u * follows, flag]), informed, reverse=True)
             features = features + self.backward.output(memory)

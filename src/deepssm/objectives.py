@@ -52,10 +52,12 @@ class Elbo:
         return {}
 
 
-class Count(NamedTuple):
+class Schedule(NamedTuple):
     """State of `Annealed`."""
 
     step: Int[Array, ""]
+    steps: Int[Array, ""]
+    """Until beta stays at 1. Here, like D_0 below, so that runs which differ in it share one compiled program."""
 
 
 @dataclass(frozen=True)
@@ -67,28 +69,28 @@ class Annealed:
     schedule: Literal["linear", "cosine", "cyclic"] = "linear"
     """How beta rises; cyclic: in four ramps, each followed by as long a time at 1 (Fu et al. 2019)."""
 
-    def init(self) -> Count:
-        return Count(jnp.asarray(0))
+    def init(self) -> Schedule:
+        return Schedule(jnp.asarray(0), jnp.asarray(self.annealing_steps))
 
-    def update(self, state: Count, distortion: Scalar) -> Count:
-        return Count(state.step + 1)
+    def update(self, state: Schedule, distortion: Scalar) -> Schedule:
+        return state._replace(step=state.step + 1)
 
-    def beta(self, step: Int[Array, ""]) -> Scalar:
-        progress = jnp.minimum(step / self.annealing_steps, 1.0)
+    def beta(self, state: Schedule) -> Scalar:
+        progress = jnp.minimum(state.step / state.steps, 1.0)
         if self.schedule == "linear":
             return progress
         if self.schedule == "cosine":
             return 0.5 * (1 - jnp.cos(jnp.pi * progress))
         return jnp.where(progress < 1, jnp.minimum(2 * (4 * progress % 1), 1.0), 1.0)
 
-    def loss(self, distortion: Scalar, rate: Scalar, state: Count) -> Scalar:
-        return distortion + self.beta(state.step) * rate
+    def loss(self, distortion: Scalar, rate: Scalar, state: Schedule) -> Scalar:
+        return distortion + self.beta(state) * rate
 
-    def trainable(self, state: Count) -> Bool[Array, ""]:
+    def trainable(self, state: Schedule) -> Bool[Array, ""]:
         return jnp.asarray(True)
 
-    def metrics(self, state: Count) -> dict[str, Array]:
-        return {"beta": self.beta(state.step)}
+    def metrics(self, state: Schedule) -> dict[str, Array]:
+        return {"beta": self.beta(state)}
 
 
 class Multiplier(NamedTuple):
@@ -101,6 +103,7 @@ class Multiplier(NamedTuple):
     """Still in the initial phase."""
     started: Bool[Array, ""]
     """False before the first step, where the moving average begins."""
+    D_0: Scalar
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,8 @@ class Constrained:
 
     distortion_baseline: float | Literal["auto"] = "auto"
     """D_0 in nats per frame; auto: from D_max of a short classical run (`distortion_baseline`)."""
+    factor: float = 1.0
+    """D_0 as a multiple of what auto finds."""
     lam_0: float = 1e-4
     """lambda at the first step. Alg. 1 starts at 1; with a sharp decoder the rate then comes too late to order the
     features, so the default lets it lead and the distortion catch up."""
@@ -128,21 +133,18 @@ class Constrained:
     bound: float = 0.01
     """Largest change of log(lambda) in one step, whatever the unit of the distortion."""
 
-    @property
-    def D_0(self) -> float:
-        assert self.distortion_baseline != "auto", "the baseline is found before training starts"
-        return self.distortion_baseline
-
     def init(self) -> Multiplier:
-        return Multiplier(jnp.asarray(self.lam_0), jnp.asarray(0.0), jnp.asarray(True), jnp.asarray(False))
+        assert self.distortion_baseline != "auto", "the baseline is found before training starts"
+        flags = (jnp.asarray(True), jnp.asarray(False))
+        return Multiplier(jnp.asarray(self.lam_0), jnp.asarray(0.0), *flags, jnp.asarray(self.distortion_baseline))
 
     def update(self, state: Multiplier, distortion: Scalar) -> Multiplier:
         """One step of Alg. 1: moving average, multiplier, phase."""
         average = self.average * state.distortion + (1 - self.average) * distortion
         average = jnp.where(state.started, average, distortion)
-        delta = average - self.D_0
+        delta = average - state.D_0
         lam = self._multiplier(state.lam, delta)
-        return Multiplier(lam, average, state.initial & (delta > 0), jnp.asarray(True))
+        return Multiplier(lam, average, state.initial & (delta > 0), jnp.asarray(True), state.D_0)
 
     def _multiplier(self, lam: Scalar, delta: Scalar) -> Scalar:
         """lambda exp(-nu f(lambda, delta) delta), the step bounded; on its way back to 1 lambda never passes it."""
@@ -154,13 +156,13 @@ class Constrained:
 
     def loss(self, distortion: Scalar, rate: Scalar, state: Multiplier) -> Scalar:
         """The Lagrangian, Eq. (seq-vhp-lagrangian)."""
-        return rate + state.lam * (distortion - self.D_0)
+        return rate + state.lam * (distortion - state.D_0)
 
     def trainable(self, state: Multiplier) -> Bool[Array, ""]:
         return ~state.initial
 
     def metrics(self, state: Multiplier) -> dict[str, Array]:
-        return {"lambda": state.lam, "initial": state.initial.astype(float), "D_0": jnp.asarray(self.D_0)}
+        return {"lambda": state.lam, "initial": state.initial.astype(float), "D_0": state.D_0}
 
 
 def f_lambda(lam: Scalar, delta: Scalar, tau_1: float, tau_2: float) -> Scalar:

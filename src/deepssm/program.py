@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
@@ -13,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
+from numpy.typing import NDArray
 
 from deepssm.models.base import Model
 from deepssm.objectives import Objective
@@ -35,6 +38,12 @@ class TrainingConfig:
     """Adam's rate for transition, noise and prior."""
     weight_decay: float = 0.1
     """Decay of the weights of encoder and decoder (AdamW), against learning the noise of the training frames."""
+    dynamics_decay: float = 0.0
+    """The same for the networks in transition and prior."""
+    shortest: int = 0
+    """In the main phase, cut every other sequence of a step to a random length from this one on; 0: never.
+    A recognition network that reads ahead otherwise knows only sequences as long as those of the data, and errs about
+    the first few frames of one."""
     decay: Literal["cosine", "constant"] = "cosine"
     """How the two rates change over the run."""
     seed: int = 0
@@ -80,17 +89,16 @@ class Program:
         shapes, self.static = eqx.partition(eqx.filter_eval_shape(build, jnp.asarray(0)), _is_parameter)
         self.group_of = _groups(shapes)
         self.shapes = {group: self._part(shapes, group) for group in GROUPS}
-        matrices = [np.full(leaf.size, leaf.ndim > 1) for leaf in jax.tree.leaves(self.shapes["observation"])]
-        self.decayed: dict[str, Any] = {
-            "observation": training.weight_decay * np.concatenate(matrices).astype(np.float32),
-            "dynamics": 0.0,
-        }
+        decays = {"observation": training.weight_decay, "dynamics": training.dynamics_decay}
+        self.decays = {group: decay * _weights(self.shapes[group]) for group, decay in decays.items()}
         self.adam = optax.scale_by_adam()
         self.seeds = jnp.asarray(training.all_seeds)
         self.run = jax.jit(self._run, static_argnames="length", compiler_options=_compiler_options())
 
     def start(self) -> State:
-        return jax.jit(partial(jax.lax.map, self._start))(self.seeds)
+        parameters, optimisers = jax.jit(partial(jax.lax.map, self._start))(self.seeds)
+        objective, step = jax.tree.map(self._for_all_seeds, (self.objective.init(), 0))
+        return State(parameters, optimisers, objective, step)
 
     def models(self, state: State) -> list[Model]:
         def model(index: int) -> Model:
@@ -98,16 +106,18 @@ class Program:
 
         return [model(index) for index in range(len(self.seeds))]
 
-    def _start(self, seed: Array) -> State:
+    def _for_all_seeds(self, value: Any) -> Array:
+        # Typed: weakly typed leaves would become strong in the first chunk, and the second would compile again.
+        value = jnp.asarray(value)
+        return jnp.full(len(self.seeds), value, value.dtype)
+
+    def _start(self, seed: Array) -> tuple[dict[str, Array], dict[str, Any]]:
         model = self.build(seed)
         parameters = {
             group: jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(self._part(model, group))])
             for group in GROUPS
         }
-        optimisers = {group: self.adam.init(vector) for group, vector in parameters.items()}
-        state = State(parameters, optimisers, self.objective.init(), jnp.asarray(0))
-        # Weakly typed leaves would become strong in the first chunk, and the second would compile again.
-        return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), state)
+        return parameters, {group: self.adam.init(vector) for group, vector in parameters.items()}
 
     def _run(self, state: State, data: tuple[Array, ...], length: int) -> tuple[State, dict[str, Array]]:
         def one(inputs: tuple[Array, State]) -> tuple[State, dict[str, Array]]:
@@ -122,6 +132,8 @@ class Program:
     def _step(self, seed: Array, state: State, data: tuple[Array, ...]) -> tuple[State, dict[str, Array]]:
         """One step of Alg. 1: distortion and rate, the objective's state, then the gradient under its new weights."""
         x, u, seen = self._batch(seed, state.step, data)
+        if self.training.shortest:
+            seen = self._cut(seed, state, seen)
 
         def terms(parameters: dict[str, Array]) -> tuple[tuple[Array, Array], dict[str, Array]]:
             terms = self._model(parameters).terms(x, u, seen, _key(seed, 1, state.step))
@@ -137,7 +149,7 @@ class Program:
         parameters, optimisers = {}, {}
         for group, vector in state.parameters.items():
             update, moments = self.adam.update(gradient[group], state.optimisers[group])
-            moved = vector - self.training.rate(group, state.step) * (update + self.decayed[group] * vector)
+            moved = vector - self.training.rate(group, state.step) * (update + self.decays[group] * vector)
             train = True if group == "observation" else self.objective.trainable(objective)
             parameters[group], optimisers[group] = select(train, (moved, moments), (vector, state.optimisers[group]))
         metrics = {
@@ -160,6 +172,12 @@ class Program:
         chosen = jax.lax.dynamic_slice_in_dim(order, step % per_epoch * self.training.batch, self.training.batch)
         return tuple(array[chosen] for array in data)
 
+    def _cut(self, seed: Array, state: State, seen: Array) -> Array:
+        sequences, frames = seen.shape
+        lengths = jax.random.randint(_key(seed, 3, state.step), (sequences, 1), self.training.shortest, frames + 1)
+        whole = (jnp.arange(sequences)[:, None] % 2 == 1) | ~self.objective.trainable(state.objective)
+        return seen & ((jnp.arange(frames) < lengths) | whole)
+
     def _part(self, tree: Any, group: str) -> Any:
         return eqx.filter(tree, jax.tree.map(lambda name: name == group, self.group_of))
 
@@ -172,6 +190,13 @@ class Program:
             arrays = [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]
             parts.append(jax.tree.unflatten(structure, arrays))
         return eqx.combine(*parts, self.static)
+
+
+def use_compilation_cache() -> None:
+    """Keep compiled programs in a folder: DEEPSSM_CACHE, or one in the user's home."""
+    cache = os.environ.get("DEEPSSM_CACHE", str(Path.home() / ".cache" / "deepssm"))
+    jax.config.update("jax_compilation_cache_dir", cache)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 @cache
@@ -208,6 +233,13 @@ def _groups(parameters: Model) -> Any:
         return "observation" if name.split(".")[0] in parameters.observation_parts else "dynamics"
 
     return jax.tree_util.tree_map_with_path(group, parameters)
+
+
+def _weights(parameters: Any) -> NDArray[np.float32]:
+    """1 at the weights of networks and 0 elsewhere, in the vector of a group."""
+    leaves = jax.tree_util.tree_leaves_with_path(parameters)
+    marks = [np.full(leaf.size, jax.tree_util.keystr(path).endswith(".W"), np.float32) for path, leaf in leaves]
+    return np.concatenate(marks)
 
 
 def select(condition: Any, new: Any, old: Any) -> Any:

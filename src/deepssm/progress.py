@@ -7,7 +7,15 @@ from types import TracebackType
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from deepssm.training import Metrics
 
@@ -15,7 +23,10 @@ STAGES = {"baseline": "classical run for D_max", "training": "training"}
 
 
 class ProgressBar:
-    """Shows distortion against D_0, rate, ELBO, lambda and phase; medians where there are several seeds."""
+    """Shows distortion against D_0, rate, ELBO, lambda and phase; medians where there are several seeds.
+
+    One run, or many that go on at the same time, each in a line with its name.
+    """
 
     LINES = 10
     """Lines for a stage where there is no terminal."""
@@ -33,9 +44,10 @@ class ProgressBar:
             console=console,
             disable=not console.is_terminal,
         )
-        self.tasks = {"compiling": self.bar.add_task("compiling", total=None, figures="")}
+        self.waiting = self.bar.add_task("compiling", total=None, figures="")
+        self.tasks: dict[tuple[str, str], TaskID] = {}
         self.began = time.monotonic()
-        self.printed: dict[str, int] = {}
+        self.printed: dict[tuple[str, str], int] = {}
 
     def __enter__(self) -> ProgressBar:
         self.bar.start()
@@ -45,19 +57,25 @@ class ProgressBar:
         self.bar.stop()
 
     def __call__(self, stage: str, done: int, steps: int, metrics: Metrics) -> None:
-        if stage not in self.tasks:
-            self.bar.update(self.tasks["compiling"], visible=False)
-            self.tasks[stage] = self.bar.add_task(STAGES[stage], total=steps, figures="")
-        figures = _figures(metrics)
-        self.bar.update(self.tasks[stage], completed=done, figures=figures)
+        """Watches one run."""
+        self.show("", stage, done, steps, figures(metrics))
+
+    def show(self, name: str, stage: str, done: int, steps: int, figures: str) -> None:
+        """Where the run of this name is."""
+        task, text = (name, stage), f"{name}: {STAGES[stage]}" if name else STAGES[stage]
+        if task not in self.tasks:
+            self.bar.update(self.waiting, visible=False)
+            self.tasks[task] = self.bar.add_task(text, total=steps, figures="")
+        self.bar.update(self.tasks[task], completed=done, figures=figures)
         line = done * self.LINES // steps
-        if not self.console.is_terminal and line > self.printed.get(stage, 0):
-            self.printed[stage] = line
+        if not self.console.is_terminal and line > self.printed.get(task, 0):
+            self.printed[task] = line
             elapsed = time.monotonic() - self.began
-            self.console.print(f"{STAGES[stage]} {done}/{steps}  {elapsed:.0f} s  {figures}", highlight=False)
+            self.console.print(f"{text} {done}/{steps}  {elapsed:.0f} s  {figures}", highlight=False)
 
 
-def _figures(metrics: Metrics) -> str:
+def figures(metrics: Metrics) -> str:
+    """The last figures of a run in one line."""
     last = {name: float(np.nanmedian(values[:, -10:].mean(axis=1))) for name, values in metrics.items()}
     baseline = f" (D_0 {last['D_0']:.1f})" if "D_0" in last else ""
     text = f"D {last['distortion']:.1f}{baseline}  R {last['rate']:.2f}  ELBO {last['elbo']:.1f}"

@@ -112,14 +112,10 @@ def train(experiment: Experiment, folder: Path, resume: bool = False, watch: Wat
 
 
 def finished(experiment: Experiment, folder: Path) -> dict[str, Any] | None:
-    """The results in a folder, if this experiment was trained there with at least as many seeds."""
+    """The results in a folder, if this very experiment was trained there."""
     config, results = Path(folder) / "config.json", Path(folder) / "results.json"
-    if not (config.exists() and results.exists()):
-        return None
-    known: Experiment = decode(files.read_json(config))
-    seeds = max(known.training.seeds, experiment.training.seeds)
-    wanted = dataclasses.replace(experiment, training=dataclasses.replace(experiment.training, seeds=seeds))
-    return files.read_json(results) if known == wanted else None
+    done = config.exists() and results.exists() and decode(files.read_json(config)) == experiment
+    return files.read_json(results) if done else None
 
 
 def load(folder: Path) -> Run:

@@ -64,10 +64,13 @@ def fit(
     """
     if training.batch < 1 or training.steps < 1 or training.seeds < 1 or training.chunk < 1:
         raise DeepSSMError("Steps, batch, seeds and chunk must all be at least 1.")
+    if training.shortest > data.x.shape[1]:
+        raise DeepSSMError(f"The shortest cut is {training.shortest} frames, but the sequences have {data.x.shape[1]}.")
     checkpoint = None if folder is None else Path(folder) / "checkpoint.deepssm"
     saved = checkpoints.read_header(checkpoint) if resume and checkpoint else None
     if isinstance(objective, Constrained) and objective.distortion_baseline == "auto":
-        baseline = saved["baseline"] if saved else find_baseline(model_config, training, data, watch)
+        found = saved["baseline"] if saved else None
+        baseline = found or objective.factor * find_baseline(model_config, training, data, watch)
         objective = dataclasses.replace(objective, distortion_baseline=baseline)
 
     shape, controls = data.x.shape[2:], data.u.shape[2]

@@ -116,13 +116,32 @@ class Recurrent(Mixture):
 
 
 class Residual(eqx.Module):
-    """N(z + m(z, u), v(z, u)) from a fully connected network: the transition of the deep Kalman filter."""
+    """N(z + m(z, u), v(z, u)) from a fully connected network: the transition of the deep Kalman filter.
+
+    Untrained, all but the first dimensions `positions` drive those with a strength `coupling`, and nothing else moves.
+    """
 
     network: GaussianMLP
     log_Q: Float[Array, " n"]
 
-    def __init__(self, states: int, controls: int, hidden: tuple[int, ...], log_Q: float, key: PRNGKeyArray):
-        self.network = GaussianMLP(states + controls, hidden, states, key, gain=0.1)
+    def __init__(
+        self,
+        states: int,
+        controls: int,
+        hidden: tuple[int, ...],
+        positions: int,
+        coupling: float,
+        log_Q: float,
+        key: PRNGKeyArray,
+    ):
+        network_key, z_key = jax.random.split(key)
+        network = GaussianMLP(states + controls, hidden, states, network_key, gain=0.0)
+        inputs = 1.5 * jax.random.normal(z_key, (states + controls, 1000))
+        target = coupling * turned(inputs[:states], positions)
+        features = network.mlp.features(inputs)
+        ridge = 1e-2 * jnp.trace(features @ features.T) / len(features) * jnp.eye(len(features))
+        W = jnp.linalg.solve(features @ features.T + ridge, features @ target.T)
+        self.network = eqx.tree_at(lambda network: network.mlp.layers[-1].W, network, jnp.pad(W, ((0, 0), (0, states))))
         self.log_Q = jnp.full(states, log_Q)
 
     def next(self, z: Float[Array, "n *batch"], u: Float[Array, "n_u *batch"]) -> Diagonal:
@@ -130,6 +149,18 @@ class Residual(eqx.Module):
         change = self.network(jnp.concatenate([z, u]))
         scale = jnp.exp(self.log_Q).reshape(-1, *(1,) * (z.ndim - 1))
         return Diagonal(z + change.m, change.v * scale)
+
+
+def turned(z: Float[Array, "n *batch"], positions: int) -> Float[Array, "n *batch"]:
+    """How velocities, the last dimensions of z, move positions, the first ones: each its own, or by a turn."""
+    p, v = z[:positions], z[positions:]
+    moves = jnp.zeros_like(z)
+    for k in range(len(v)):
+        if len(v) >= positions:
+            moves = moves.at[k].add(v[k]) if k < positions else moves
+        else:
+            moves = moves.at[k].add(-v[k] * p[k + 1]).at[k + 1].add(v[k] * p[k])
+    return moves
 
 
 def _drive(g: MLP, observed: int, hidden: int) -> Float[Array, "M observed hidden"]:

@@ -21,6 +21,8 @@ class DKSConfig(StepwiseConfig):
 
     transition: tuple[int, ...] = (128, 128, 128)
     """Hidden layers of p(z_t | z_t-1, u_t-1)."""
+    coupling: float = 0.2
+    """How strongly velocities drive positions at the start of training."""
 
     def build(self, shape: tuple[int, ...], controls: int, key: PRNGKeyArray) -> DKS:
         return DKS(self, shape, controls, key)
@@ -39,7 +41,8 @@ class DKS(Stepwise):
         reading: Reading = "both" if config.posterior == "smoother" else "forward"
         super().__init__(config, reading, shape, controls, key)
         n, k = config.states, config.reader
-        self.transition = Residual(n, controls, config.transition, config.log_noise, transition_key)
+        sizes = (n, controls, config.transition, config.positions)
+        self.transition = Residual(*sizes, config.coupling, config.log_noise, transition_key)
         (self.combiner,) = MLP(n + controls, (), k, combiner_key).layers
         self.recognition = GaussianMLP(k, config.recognition, n, recognition_key)
 

@@ -23,6 +23,8 @@ class DVBSConfig(StepwiseConfig):
     """Number M of base matrices."""
     alpha: tuple[int, ...] = (64,)
     """Hidden layers of the network that weighs the base matrices."""
+    coupling: float = 0.2
+    """How strongly velocities drive positions at the start of training."""
 
     def build(self, shape: tuple[int, ...], controls: int, key: PRNGKeyArray) -> DVBS:
         return DVBS(self, shape, controls, key)
@@ -39,17 +41,15 @@ class DVBS(Stepwise):
         key, transition_key, recognition_key = jax.random.split(key, 3)
         reading: Reading = "backward" if config.posterior == "smoother" else "frame"
         super().__init__(config, reading, shape, controls, key)
-        n = config.states
-        self.transition = LocallyLinear(
-            n, controls, config.bases, config.alpha, n, 0.0, config.log_noise, transition_key
-        )
-        self.recognition = GaussianMLP(config.reader, config.recognition, n, recognition_key)
-        self.log_fusion = jnp.full(n, config.log_noise)
+        sizes = (config.states, controls, config.bases, config.alpha, config.positions)
+        self.transition = LocallyLinear(*sizes, config.coupling, config.log_noise, transition_key)
+        self.recognition = GaussianMLP(config.reader, config.recognition, config.states, recognition_key)
+        self.log_fusion = jnp.full(config.states, config.log_noise)
 
     @property
     def observation_parts(self) -> tuple[str, ...]:  # type: ignore[override]
         """The initial network lies on the way from x_1 to its reconstruction, so it cannot rest."""
-        parts = ("reader", "recognition", "log_fusion", "decoder")
+        parts = ("reader", "recognition", "decoder")
         return (*parts, "prior") if self.config.prior == "network" else parts
 
     def first(self, features: Array) -> Diagonal:

@@ -22,6 +22,7 @@ from deepssm.networks import LSTM, GaussianMLP, Reading
 class RSSMConfig(StepwiseConfig):
     """Sizes and choices of a recurrent state-space model; the defaults are the paper's for the pendulum."""
 
+    positions: int = 3
     memory: int = 64
     """Size of the LSTM that carries the transition."""
     transition: tuple[int, ...] = (128, 128, 128)

@@ -22,7 +22,7 @@ from jaxtyping import Float, PRNGKeyArray
 from deepssm import priors
 from deepssm.gaussian import Diagonal, Gaussian, kl
 from deepssm.models.base import Controls, Model, Observations, Posterior, Seen, Terms, components_first, posterior
-from deepssm.networks import Decoder, Reader, Reading
+from deepssm.networks import Decoder, Reader, Reading, still_seen
 from deepssm.priors import Prior
 
 
@@ -32,6 +32,8 @@ class StepwiseConfig:
 
     states: int = 3
     """Dimensions of z."""
+    positions: int = 2
+    """Dimensions of z that pictures are decoded from at the start of training; the others may become velocities."""
     reader: int = 128
     """Size of the LSTM (in a filter: of the dense layer) that reads the frames."""
     recognition: tuple[int, ...] = (64,)
@@ -79,7 +81,10 @@ class Stepwise(Model):
     ):
         keys = jax.random.split(key, 3)
         self.reader = Reader(reading, shape, controls, config.reader, keys[0])
-        self.decoder = Decoder(config.states, config.decoder, shape, config.sigma, keys[1])
+        decoder = Decoder(config.states, config.decoder, shape, config.sigma, keys[1])
+        # Pictures are explained by positions at first: else the circle of an angle may lie across the velocities.
+        blind = decoder.network.layers[0].W.at[config.positions :].set(0.0)
+        self.decoder = eqx.tree_at(lambda decoder: decoder.network.layers[0].W, decoder, blind)
         self.prior = priors.build(config.prior, config.states, config.prior_hidden, keys[2])
         self.config = config
 
@@ -95,19 +100,19 @@ class Stepwise(Model):
     def correct(self, z: Array, u: Array, memory: Array, p: Diagonal, features: Array) -> Diagonal:
         """q(z_t | z_t-1 = z, u_t-1 = u, what was read)."""
 
-    def walk(self, features: Array, informed: Array, u: Array, z: Array, noise: Array) -> Path:
-        """From z_1 through q, each step its mean plus `noise` standard deviations."""
+    def walk(self, features: Array, informed: Array, u: Array, z: Array, noise: Array, go_on: Array) -> Path:
+        """From z_1 through q, each step its mean plus `noise` standard deviations; waits where it shall not go on."""
 
         def step(carry: tuple[Array, Array], inputs: tuple[Array, ...]) -> tuple[tuple[Array, Array], Path]:
-            features, informed, u, noise = inputs
+            features, informed, u, noise, go_on = inputs
             p, memory = self.predict(carry[0], u, carry[1])
             q = self.correct(carry[0], u, memory, p, features)
             q = jax.tree.map(lambda corrected, predicted: jnp.where(informed, corrected, predicted), q, p)
-            z = q.m + jnp.sqrt(q.v) * noise
-            return (z, memory), Path(z, memory, q, p)
+            z = jnp.where(go_on, q.m + jnp.sqrt(q.v) * noise, carry[0])
+            return (z, jnp.where(go_on, memory, carry[1])), Path(z, memory, q, p)
 
         memory = jnp.zeros((self.memory_size, *z.shape[1:]))
-        inputs = (features[:, 1:], informed[1:], u[:, :-1], noise)
+        inputs = (features[:, 1:], informed[1:], u[:, :-1], noise, go_on[1:])
         time_first = (array if array.ndim < 3 else jnp.moveaxis(array, 1, 0) for array in inputs)
         _, path = jax.lax.scan(step, (z, memory), tuple(time_first))
         path = jax.tree.map(lambda array: jnp.moveaxis(array, 0, 1), path)
@@ -123,10 +128,12 @@ class Stepwise(Model):
         features, informed = self.reader(x, u, seen)
         z, initial = self.prior.infer(self.first(features[:, 0]), prior_key)
         noise = jax.random.normal(z_key, (len(z), len(seen) - 1, seen.shape[1]))
-        path = self.walk(features, informed, u, z, noise)
+        # Behind the last seen frame nothing counts; to go on there, far from all data, would overflow sooner or later.
+        counts = still_seen(seen)
+        path = self.walk(features, informed, u, z, noise, counts)
         frames = jnp.swapaxes(path.z, 1, 2).reshape(len(z), -1)
         log_x = self.decoder.log_prob(x.reshape(-1, *x.shape[2:]), frames).reshape(seen.T.shape)
-        parts = {"prior": initial, "transition": kl(path.q, path.p).sum(0)}
+        parts = {"prior": initial, "transition": jnp.where(counts[1:], kl(path.q, path.p), 0.0).sum(0)}
         return Terms.of(-jnp.where(seen.T, log_x, 0.0).sum(1), parts)
 
     # What every model can do.
@@ -143,7 +150,8 @@ class Stepwise(Model):
         u = components_first(u)
         features, informed = self.reader(x, u, seen.T, ahead)
         first = self.prior.mean(self.first(features[:, 0]))
-        path = self.walk(features, informed, u, first.m, jnp.zeros((len(first.m), u.shape[1] - 1, u.shape[2])))
+        noise = jnp.zeros((len(first.m), u.shape[1] - 1, u.shape[2]))
+        path = self.walk(features, informed, u, first.m, noise, jnp.ones_like(informed))
         v = jnp.concatenate([first.v[:, None], path.q.v], axis=1)
         return posterior(Diagonal(path.z, v).full(), path.memory)
 

@@ -92,6 +92,29 @@ def film(model: Model, data: Sequences, count: int = 3) -> Figure:
     return figure
 
 
+def spread(title: str, axis: str, rows: list[dict[str, Any]], name: str = "velocity") -> Figure:
+    """R^2 of a variable at each point of a study: every seed a dot, with median and quartiles."""
+    figure = _figure(1.1 * len(rows) + 1.6, 3.8)
+    axes = figure.add_axes((0.9 / figure.get_figwidth(), 0.2, 1 - 1.1 / figure.get_figwidth(), 0.68))
+    for place, row in enumerate(rows):
+        values = np.sort([run["r2"][name] for run in row["runs"]])
+        axes.scatter(
+            place + np.linspace(-0.22, 0.22, len(values)), values, s=9, color="#8aa6c1", linewidths=0, zorder=2
+        )
+        low, middle, high = np.nanpercentile(values, [25, 50, 75])
+        axes.plot([place, place], [low, high], color=INK, linewidth=2, zorder=3)
+        axes.plot(place, middle, "D", color="#c46210", markersize=7, zorder=4)
+    axes.set_xticks(range(len(rows)), [row["row"] for row in rows], fontsize=9)
+    axes.set_xlabel(axis, fontsize=10, color=INK)
+    axes.set_ylabel(f"R² {name}", fontsize=10, color=INK)
+    axes.set_ylim(-0.04, 1.04)
+    axes.grid(axis="y", color="#e3e3e3", zorder=0)
+    axes.set_title(title, fontsize=11, color=INK)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure
+
+
 def save(figure: Figure, path: Path) -> None:
     FigureCanvasAgg(figure)
     files.write(path, lambda file: figure.savefig(file, format=path.suffix[1:], dpi=150))
