@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "deepssm"
 
 STREAM = """errors files environments data linalg gaussian networks kalman transitions priors models objectives
-program checkpoints training evaluation runs experiments progress reporting cli"""
+program checkpoints training evaluation runs experiments progress tables reporting studies cluster cli"""
 
 
 def named(text: str) -> list[str]:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -122,27 +121,19 @@ def test_distortion_is_the_decoders_log_likelihood():
     model = tiny.model(0)
     x, u, seen = data()
     terms = compiled(model.terms)(x, u, seen, jax.random.key(2))
-    a = model.encode(x).sample(jax.random.split(jax.random.key(2), 3)[0])
+    a = model.encode(x).sample(jax.random.split(jax.random.key(2))[0])
     pictures = model.decode(jnp.concatenate([jnp.transpose(a, (2, 1, 0)), jnp.zeros((N, T, 1))], axis=-1))
     expected = -norm(np.asarray(pictures), model.config.sigma).logpdf(np.asarray(x)).sum((1, 2, 3))
     np.testing.assert_allclose(terms.distortion, expected, rtol=1e-10)
     np.testing.assert_allclose(terms.rate, sum(terms.parts.values()), rtol=1e-12)
 
 
-def test_shapes_and_disentangled_states():
+def test_a_picture_shows_the_observed_dimensions_alone():
     model = tiny.model(0)
-    x, u, seen = data()
-    for posterior in (compiled(model.filter)(x, u, seen), compiled(model.smooth)(x, u, seen)):
-        assert posterior.mean.shape == (N, T, 3)
-        assert posterior.covariance.shape == (N, T, 3, 3)
-    assert model.rollout(posterior.mean[:, 0], u).shape == (N, T, 3)
-    assert model.decode(posterior.mean).shape == (N, T, 8, 8)
-    assert model.decode(posterior.mean[0, 0]).shape == (8, 8)
-    assert model.sample_initial(jax.random.key(0), 11).shape == (11, 3)
+    z = jax.random.normal(jax.random.key(0), (N, T, 3))
     np.testing.assert_array_equal(model.H, np.eye(2, 3))
-    # A picture shows the observed dimensions alone.
-    z = posterior.mean
     np.testing.assert_array_equal(model.decode(z), model.decode(z.at[..., 2].add(3.0)))
+    assert not np.allclose(model.decode(z), model.decode(z.at[..., 1].add(3.0)))
 
 
 @pytest.mark.usefixtures("float64")
@@ -161,23 +152,6 @@ def test_step_by_step_equals_the_filter(gaps):
 
 
 @pytest.mark.usefixtures("float64")
-def test_the_future_does_not_change_the_filter_and_the_mask_is_respected():
-    model = tiny.model(1)
-    x, u, seen = data()
-    other = x.at[:, 2:].add(1.0)
-    run, smooth, bound = (compiled(method) for method in (model.filter, model.smooth, model.terms))
-    np.testing.assert_array_equal(run(x, u, seen).mean[:, :2], run(other, u, seen).mean[:, :2])
-    hidden = seen.at[:, 2].set(False)
-    changed = x.at[:, 2].add(1.0)
-    for method in (run, smooth):
-        np.testing.assert_array_equal(method(x, u, hidden).mean, method(changed, u, hidden).mean)
-    key = jax.random.key(0)
-    one, two = bound(x, u, hidden, key), bound(changed, u, hidden, key)
-    np.testing.assert_allclose(one.rate, two.rate, rtol=1e-12)
-    np.testing.assert_allclose(one.distortion, two.distortion, rtol=1e-12)
-
-
-@pytest.mark.usefixtures("float64")
 def test_unseen_frames_at_the_end_cost_nothing():
     """Padding a sequence changes none of the deterministic parts of its bound."""
     model = tiny.model(1, prior="gaussian", posterior="smoother")
@@ -187,17 +161,6 @@ def test_unseen_frames_at_the_end_cost_nothing():
     short, long = smooth(x, u, seen), smooth(*padded)
     np.testing.assert_allclose(short.mean, long.mean[:, :T], atol=1e-12)
     np.testing.assert_allclose(short.covariance, long.covariance[:, :T], atol=1e-12)
-
-
-@pytest.mark.usefixtures("float64")
-def test_one_sequence_equals_a_batch_of_one():
-    model = tiny.model(1)
-    x, u, seen = data()
-    smooth = compiled(model.smooth)
-    together = smooth(x, u, seen)
-    for index in range(N):
-        alone = smooth(x[index : index + 1], u[index : index + 1], seen[index : index + 1])
-        np.testing.assert_allclose(alone.mean[0], together.mean[index], atol=1e-12)
 
 
 @pytest.mark.usefixtures("float64")
@@ -211,18 +174,6 @@ def test_rollout_follows_the_mean_or_samples_it():
     draws = jax.vmap(lambda key: model.rollout(z, u, key)[:, 0])(jax.random.split(jax.random.key(4), 20_000))
     np.testing.assert_allclose(draws.mean(0), path[:, 0], atol=0.02)
     np.testing.assert_allclose(draws.var(0), jnp.einsum("iin->ni", Q), rtol=0.1)
-
-
-def test_gradients_are_finite_for_every_parameter():
-    x, u, seen = data()
-    for changes in ({}, {"prior": "gaussian"}, {"posterior": "filter"}, {"emission": "learned"}):
-        model = tiny.model(0, **changes)
-        gradient = eqx.filter_jit(eqx.filter_grad(lambda m: m.terms(x, u, seen, jax.random.key(0)).rate.sum()))(model)
-        leaves = jax.tree.leaves(gradient)
-        assert leaves
-        assert all(bool(jnp.isfinite(leaf).all()) for leaf in leaves)
-        assert float(jnp.abs(gradient.transition.F).max()) > 0
-        assert float(jnp.abs(gradient.log_R).max()) > 0
 
 
 def test_untrained_velocity_turns_the_features_the_same_way_all_round():

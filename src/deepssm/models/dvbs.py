@@ -23,7 +23,7 @@ class DVBSConfig(StepwiseConfig):
     """Number M of base matrices."""
     alpha: tuple[int, ...] = (64,)
     """Hidden layers of the network that weighs the base matrices."""
-    coupling: float = 0.2
+    coupling: float = 0.3
     """How strongly velocities drive positions at the start of training."""
 
     def build(self, shape: tuple[int, ...], controls: int, key: PRNGKeyArray) -> DVBS:
