@@ -40,6 +40,7 @@ def walked(model: Stepwise, x: jax.Array, u: jax.Array, seen: jax.Array) -> dict
     copies = len(x)
     keys = iter(jax.random.split(jax.random.key(7), 3 * T))
     features, informed = model.reader(x, jnp.transpose(u, (2, 1, 0)), seen.T)
+    features = model.digest(features)
     q = model.first(features[:, 0])
     if model.config.prior == "network":
         zeta = q.sample(next(keys))

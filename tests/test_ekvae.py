@@ -174,26 +174,3 @@ def test_rollout_follows_the_mean_or_samples_it():
     draws = jax.vmap(lambda key: model.rollout(z, u, key)[:, 0])(jax.random.split(jax.random.key(4), 20_000))
     np.testing.assert_allclose(draws.mean(0), path[:, 0], atol=0.02)
     np.testing.assert_allclose(draws.var(0), jnp.einsum("iin->ni", Q), rtol=0.1)
-
-
-def test_untrained_velocity_turns_the_features_the_same_way_all_round():
-    from deepssm.transitions import LocallyLinear
-
-    turns = []
-    for seed in range(10):
-        transition = LocallyLinear(3, 1, 16, (64,), 2, 0.3, -3.0, jax.random.key(seed))
-        angle = jnp.linspace(0, 2 * jnp.pi, 60)
-        z = jnp.stack([jnp.cos(angle), jnp.sin(angle), jnp.zeros_like(angle)])
-        F, _, _ = transition(z, jnp.zeros((1, 60)))
-        turns.append(F[1, 2] * jnp.cos(angle) - F[0, 2] * jnp.sin(angle))
-    turns = jnp.stack(turns)
-    assert float(jnp.mean(turns > 0)) > 0.99
-    assert float(turns.mean()) == pytest.approx(0.3, rel=0.25)
-
-
-def test_as_many_velocities_as_positions_start_as_constant_velocity():
-    from deepssm.transitions import LocallyLinear
-
-    transition = LocallyLinear(4, 2, 400, (8,), 2, 0.3, -3.0, jax.random.key(0))
-    mean = transition.F.mean(0)
-    np.testing.assert_allclose(mean, jnp.eye(4) + 0.3 * jnp.eye(4, k=2), atol=0.02)

@@ -1,5 +1,6 @@
 """The same facts for every model, as filter and smoother, with every prior."""
 
+import dataclasses
 import re
 from collections.abc import Callable
 from functools import partial
@@ -181,9 +182,10 @@ def test_what_is_saved_is_loaded(case, tmp_path):
 @pytest.mark.parametrize("name", SMALL)
 def test_every_model_trains_under_every_objective(name, objective):
     seen: list[dict[str, np.ndarray]] = []
-    fit(SMALL[name](), objective, tiny.TRAINING, tiny.DATA.generate().train, watch=lambda *args: seen.append(args[-1]))
+    training = dataclasses.replace(tiny.TRAINING, learning_rate=1e-2, chunk=10, steps=40)
+    fit(SMALL[name](), objective, training, tiny.DATA.generate().train, watch=lambda *args: seen.append(args[-1]))
     np.testing.assert_allclose(seen[-1]["elbo"], -seen[-1]["distortion"] - seen[-1]["rate"], rtol=1e-4)
-    assert seen[-1]["distortion"].mean() < seen[0]["distortion"].mean()
+    assert seen[-1]["distortion"].mean() < 0.5 * seen[0]["distortion"].mean()
 
 
 def test_the_sixth_model_of_the_guide_trains():

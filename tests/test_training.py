@@ -69,6 +69,31 @@ def test_gradient_is_taken_under_the_new_multiplier():
     np.testing.assert_allclose(lams, 0.5 * np.exp([0.1, 0.2, 0.3]), rtol=1e-5)
 
 
+def test_every_other_sequence_is_cut_once_the_transition_learns():
+    training = dataclasses.replace(tiny.TRAINING, shortest=3)
+    program = Program(lambda seed: tiny.MODEL.build((8, 8), 1, jax.random.key(seed)), Constrained(-100.0), training)
+    state, seen = program.start(), jnp.ones((400, 7), bool)
+
+    def lengths(initial: bool) -> np.ndarray:
+        objective = jax.tree.map(lambda leaf: leaf[0], state.objective)._replace(initial=jnp.asarray(initial))
+        one = jax.tree.map(lambda leaf: leaf[0], state)._replace(objective=objective)
+        return np.asarray(program._cut(jnp.asarray(0), one, seen).sum(1))
+
+    assert np.all(lengths(initial=True) == 7)
+    cut = lengths(initial=False)
+    assert np.all(cut[1::2] == 7)
+    assert set(cut[::2]) == {3, 4, 5, 6, 7}
+    with pytest.raises(DeepSSMError, match="The shortest cut is 8 frames, but the sequences have 7"):
+        train(shortest=8)
+
+
+def test_decay_takes_the_weights_of_networks_alone():
+    without, held = (train(steps=5, dynamics_decay=decay).models[0] for decay in (0.0, 10.0))
+    assert np.all(np.abs(held.transition.g.layers[0].W).mean() < np.abs(without.transition.g.layers[0].W).mean())
+    for part in ("F", "log_Q"):
+        np.testing.assert_allclose(getattr(held.transition, part), getattr(without.transition, part), atol=0.05)
+
+
 def test_annealing_reports_beta():
     seen = []
     train(Annealed(10), steps=20, watch=lambda *args: seen.append(args[-1]))

@@ -52,15 +52,19 @@ class DVBS(Stepwise):
         parts = ("reader", "recognition", "decoder")
         return (*parts, "prior") if self.config.prior == "network" else parts
 
+    def digest(self, features: Array) -> Array:
+        """Mean and variance of the inverse measurement."""
+        return jnp.concatenate(self.recognition(features))
+
     def first(self, features: Array) -> Diagonal:
-        return self.recognition(features)
+        return Diagonal(*jnp.split(features, 2))
 
     def predict(self, z: Array, u: Array, memory: Array) -> tuple[Diagonal, Array]:
         return self.transition.next(z, u), memory
 
     def correct(self, z: Array, u: Array, memory: Array, p: Diagonal, features: Array) -> Diagonal:
         """Eq. (seq-vhp-dvbs_factorisation): the transition's mean with a variance of its own, times the measurement."""
-        measured = self.recognition(features)
+        m, v = jnp.split(features, 2)
         v_p = jnp.exp(self.log_fusion).reshape(-1, *(1,) * (z.ndim - 1))
-        total = v_p + measured.v
-        return Diagonal((measured.v * p.m + v_p * measured.m) / total, measured.v * v_p / total)
+        total = v_p + v
+        return Diagonal((v * p.m + v_p * m) / total, v * v_p / total)

@@ -88,6 +88,10 @@ class Stepwise(Model):
         self.prior = priors.build(config.prior, config.states, config.prior_hidden, keys[2])
         self.config = config
 
+    def digest(self, features: Array) -> Array:
+        """What `first` and `correct` are given of what was read; here is room for what needs no z, all t at once."""
+        return features
+
     @abc.abstractmethod
     def first(self, features: Array) -> Diagonal:
         """q(z_1 | .), or q(zeta | .) where the prior has an initial network."""
@@ -126,6 +130,7 @@ class Stepwise(Model):
         z_key, prior_key = jax.random.split(key)
         u, seen = components_first(u), seen.T
         features, informed = self.reader(x, u, seen)
+        features = self.digest(features)
         z, initial = self.prior.infer(self.first(features[:, 0]), prior_key)
         noise = jax.random.normal(z_key, (len(z), len(seen) - 1, seen.shape[1]))
         # Behind the last seen frame nothing counts; to go on there, far from all data, would overflow sooner or later.
@@ -149,6 +154,7 @@ class Stepwise(Model):
     def _posterior(self, x: Observations, u: Controls, seen: Seen, ahead: bool) -> Posterior:
         u = components_first(u)
         features, informed = self.reader(x, u, seen.T, ahead)
+        features = self.digest(features)
         first = self.prior.mean(self.first(features[:, 0]))
         noise = jnp.zeros((len(first.m), u.shape[1] - 1, u.shape[2]))
         path = self.walk(features, informed, u, first.m, noise, jnp.ones_like(informed))
@@ -176,6 +182,7 @@ class Stepwise(Model):
     ) -> Belief:
         u, seen = jnp.where(state.started, u_before, 0.0), jnp.asarray(seen)
         features, read = self.reader.step(state.read, x, u, seen)
+        features = self.digest(features)
         p, memory = self.predict(state.z.m, u, state.memory)
         q = self.correct(state.z.m, u, memory, p, features)
         q = jax.tree.map(lambda corrected, predicted: jnp.where(seen, corrected, predicted), q, p)
