@@ -38,7 +38,7 @@ class Mixture(eqx.Module):
 class LocallyLinear(Mixture):
     """N(F(z, u) z + B(z, u) u, Q(z, u)), Eq. (seq-vhp-llt), with weights alpha(z, u) = softmax(g(z, u)).
 
-    At the start the unobserved dimensions drive the `observed` first ones with a strength `coupling`.
+    Untrained, the last dimensions move the `observed` first ones as velocities do (`turned`), `coupling` times.
     """
 
     g: MLP
@@ -54,12 +54,16 @@ class LocallyLinear(Mixture):
         log_Q: float,
         key: PRNGKeyArray,
     ):
-        bases_key, g_key = jax.random.split(key)
+        bases_key, g_key, z_key = jax.random.split(key, 3)
         super().__init__(states, controls, bases, log_Q, bases_key)
         self.g = MLP(states + controls, hidden, bases, g_key)
         if observed < states:
-            drive = coupling * _drive(self.g, observed, states - observed)
-            self.F = self.F.at[:, :observed, observed:].add(drive)
+            z, u = _somewhere(states, controls, z_key)
+            velocities = jnp.eye(states)[observed:, :, None] * jnp.ones(z.shape[1])
+            moves = [turned(z.at[observed:].set(v[observed:]), observed)[:observed] for v in velocities]
+            drive = _least_squares(self.alpha(z, u), coupling * jnp.concatenate(moves))
+            drive = drive.reshape(bases, states - observed, observed)
+            self.F = self.F.at[:, :observed, observed:].add(jnp.swapaxes(drive, 1, 2))
 
     def alpha(self, z: Float[Array, "n *batch"], u: Float[Array, "n_u *batch"]) -> Float[Array, "M *batch"]:
         return jax.nn.softmax(self.g(jnp.concatenate([z, u])), axis=0)
@@ -118,7 +122,7 @@ class Recurrent(Mixture):
 class Residual(eqx.Module):
     """N(z + m(z, u), v(z, u)) from a fully connected network: the transition of the deep Kalman filter.
 
-    Untrained, all but the first dimensions `positions` drive those with a strength `coupling`, and nothing else moves.
+    Untrained, the last dimensions move the first `positions` as velocities do (`turned`), `coupling` times.
     """
 
     network: GaussianMLP
@@ -136,11 +140,8 @@ class Residual(eqx.Module):
     ):
         network_key, z_key = jax.random.split(key)
         network = GaussianMLP(states + controls, hidden, states, network_key, gain=0.0)
-        inputs = 1.5 * jax.random.normal(z_key, (states + controls, 1000))
-        target = coupling * turned(inputs[:states], positions)
-        features = network.mlp.features(inputs)
-        ridge = 1e-2 * jnp.trace(features @ features.T) / len(features) * jnp.eye(len(features))
-        W = jnp.linalg.solve(features @ features.T + ridge, features @ target.T)
+        z, u = _somewhere(states, controls, z_key)
+        W = _least_squares(network.mlp.features(jnp.concatenate([z, u])), coupling * turned(z, positions))
         self.network = eqx.tree_at(lambda network: network.mlp.layers[-1].W, network, jnp.pad(W, ((0, 0), (0, states))))
         self.log_Q = jnp.full(states, log_Q)
 
@@ -152,7 +153,12 @@ class Residual(eqx.Module):
 
 
 def turned(z: Float[Array, "n *batch"], positions: int) -> Float[Array, "n *batch"]:
-    """How velocities, the last dimensions of z, move positions, the first ones: each its own, or by a turn."""
+    """How velocities, the last dimensions of z, move positions, the first ones.
+
+    As many velocities as positions: each moves its own. Fewer, as for a circle in the plane: a velocity of 1 turns the
+    positions by a radian. Were a velocity to move them along a line instead, its sign would differ between the two
+    sides of the circle, and training gets lost there; were nothing to move, no gradient would ask for a velocity.
+    """
     p, v = z[:positions], z[positions:]
     moves = jnp.zeros_like(z)
     for k in range(len(v)):
@@ -163,26 +169,14 @@ def turned(z: Float[Array, "n *batch"], positions: int) -> Float[Array, "n *batc
     return moves
 
 
-def _drive(g: MLP, observed: int, hidden: int) -> Float[Array, "M observed hidden"]:
-    """The direction in which each unobserved dimension moves the observed ones in each base matrix, before training.
+def _somewhere(states: int, controls: int, key: PRNGKeyArray) -> tuple[Array, Array]:
+    """States and controls to fit the start of a transition to."""
+    z, u = jnp.split(1.5 * jax.random.normal(key, (states + controls, 1000)), [states])
+    return z, u
 
-    Without such a direction no gradient asks the filter for a velocity. As many velocities as positions: each moves
-    its own (constant velocity). Fewer, as for a circle in the plane: a velocity must turn the features about their
-    centre, or its sign differs from one side of the circle to the other and seeds get lost there. So base m, which
-    is used most where the features lie in the direction d_m, the slope of its weight g_m, gets a quarter turn of d_m:
-    a velocity of 1 with a coupling of 0.1 turns the features by a tenth of a radian.
-    """
-    bases = g.layers[-1].W.shape[1]
-    if hidden >= observed:
-        return jnp.broadcast_to(jnp.eye(observed, hidden), (bases, observed, hidden))
-    slope = jnp.eye(g.layers[0].W.shape[0])[:observed]
-    for layer in g.layers:
-        slope = slope @ layer.W
-    slope = (slope - slope.mean(axis=1, keepdims=True)).T * 0.5 ** (len(g.layers) - 1)  # a ReLU lets half through
-    slope = slope / jnp.mean(slope**2)  # sum_m alpha_m d_m is then about the features themselves
-    columns = []
-    for k in range(hidden):
-        turned = jnp.zeros((bases, observed))
-        turned = turned.at[:, k].set(-slope[:, k + 1]).at[:, k + 1].set(slope[:, k])
-        columns.append(turned)
-    return jnp.stack(columns, axis=-1)
+
+def _least_squares(features: Float[Array, "k S"], target: Float[Array, "m S"]) -> Float[Array, "k m"]:
+    """W with W' features close to the target, held small."""
+    products = features @ features.T
+    ridge = 1e-2 * jnp.trace(products) / len(products)
+    return jnp.linalg.solve(products + ridge * jnp.eye(len(products)), features @ target.T)
