@@ -42,7 +42,8 @@ def here(console: Console) -> Backend:
 
     def train(jobs: Sequence[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:
         for job in jobs:
-            console.print(f"{job.name}, {job.experiment.training.seeds} seeds", style="bold", highlight=False)
+            seeds = job.experiment.training.seeds
+            console.print(f"{job.name}, {seeds} seed{'s' * (seeds > 1)}", style="bold", highlight=False)
             with ProgressBar(console) as progress:
                 resume = (job.folder / "checkpoint.deepssm").exists()
                 yield job, runs.train(job.experiment, job.folder, resume, progress).results

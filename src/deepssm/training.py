@@ -69,8 +69,7 @@ def fit(
     checkpoint = None if folder is None else Path(folder) / "checkpoint.deepssm"
     saved = checkpoints.read_header(checkpoint) if resume and checkpoint else None
     if isinstance(objective, Constrained) and objective.distortion_baseline == "auto":
-        found = saved["baseline"] if saved else None
-        baseline = found or objective.factor * find_baseline(model_config, training, data, watch)
+        baseline = saved["baseline"] if saved else objective.factor * find_baseline(model_config, training, data, watch)
         objective = dataclasses.replace(objective, distortion_baseline=baseline)
 
     shape, controls = data.x.shape[2:], data.u.shape[2]
