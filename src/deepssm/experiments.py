@@ -21,13 +21,24 @@ from deepssm.runs import Experiment
 
 KALMAN = TrainingConfig(steps=10_000, batch=125)
 """About 3 minutes a seed on two CPU cores."""
-READING = dataclasses.replace(KALMAN, learning_rate=1.5e-3, dynamics_decay=0.1, shortest=CONDITION)
+READING = dataclasses.replace(
+    KALMAN,
+    learning_rate=2e-3,
+    dynamics_decay=0.1,
+    shortest=CONDITION,
+    precision="tensorfloat32",
+    baseline_steps=4000,
+)
 """For models that read whole sequences: as long, with the rates that suit them, and also on parts of sequences."""
 RECURRENT = dataclasses.replace(READING, learning_rate=1e-3, dynamics_rate=3e-3, dynamics_decay=0.3)
 """For the RSSM, whose transition learns the training sequences by heart unless it is held back."""
+READING_ANNEALED, RECURRENT_ANNEALED = (
+    dataclasses.replace(training, learning_rate=5e-3, dynamics_rate=1e-3) for training in (READING, RECURRENT)
+)
+"""Under annealing these rates had the best ELBO of twelve settings, for DKS, DVBS and RSSM alike."""
 
 ANNEALED = Annealed(5000)
-"""Half of the run. Schedules from 5% to 75% of it, slower transitions and more weight decay ended alike."""
+"""Half of the run. Schedules from 5% to 50% of it ended alike for every model."""
 
 ROWS = (
     ("pendulum-vhp-ekvae-co", "VHP-EKVAE (CO)", EKVAEConfig(), Constrained(), KALMAN),
@@ -35,14 +46,14 @@ ROWS = (
     ("pendulum-ekvae-annealing", "EKVAE (annealing)", EKVAEConfig(prior="gaussian"), ANNEALED, KALMAN),
     ("pendulum-vhp-dvbs-co", "VHP-DVBS (CO)", DVBSConfig(), Constrained(), READING),
     ("pendulum-dvbs-co", "DVBS (CO)", DVBSConfig(prior="network"), Constrained(), READING),
-    ("pendulum-dvbs-annealing", "DVBS (annealing)", DVBSConfig(prior="network"), ANNEALED, READING),
+    ("pendulum-dvbs-annealing", "DVBS (annealing)", DVBSConfig(prior="network"), ANNEALED, READING_ANNEALED),
     ("pendulum-vhp-dks-co", "VHP-DKS (CO)", DKSConfig(), Constrained(), READING),
     ("pendulum-dks-co", "DKS (CO)", DKSConfig(prior="gaussian"), Constrained(), READING),
-    ("pendulum-dks-annealing", "DKS (annealing)", DKSConfig(prior="gaussian"), ANNEALED, READING),
+    ("pendulum-dks-annealing", "DKS (annealing)", DKSConfig(prior="gaussian"), ANNEALED, READING_ANNEALED),
     ("pendulum-vhp-kvae-co", "VHP-KVAE (CO)", KVAEConfig(), Constrained(), KALMAN),
     ("pendulum-kvae-annealing", "KVAE (annealing)", KVAEConfig(prior="gaussian"), ANNEALED, KALMAN),
     ("pendulum-vhp-rssm-co", "VHP-RSSM (CO)", RSSMConfig(), Constrained(), RECURRENT),
-    ("pendulum-rssm-annealing", "RSSM (annealing)", RSSMConfig(prior="gaussian"), ANNEALED, RECURRENT),
+    ("pendulum-rssm-annealing", "RSSM (annealing)", RSSMConfig(prior="gaussian"), ANNEALED, RECURRENT_ANNEALED),
 )
 
 PRESETS = {
@@ -125,9 +136,9 @@ STUDIES = {
                 "linear 50%": Annealed(5000),
                 "cosine 50%": Annealed(5000, "cosine"),
                 "cyclic 50%": Annealed(5000, "cyclic"),
-                "CO": Constrained(),
             },
-        ),
+        )
+        | {"CO": PRESETS["pendulum-ekvae-co"]},
         axis="schedule and its share of the training",
     ),
 }
