@@ -87,12 +87,16 @@ class VHP(Density):
 class Network(eqx.Module):
     """The initial network of DVBF (App. A.4): z_1 = f(zeta) with zeta ~ N(0, I); q is about zeta."""
 
-    f: MLP
+    bend: MLP
     n: int = eqx.field(static=True)
 
     def __init__(self, n: int, hidden: tuple[int, ...], key: PRNGKeyArray):
-        self.f = MLP(n, hidden, n, key)
+        # Starts near the identity: a random network would mix the velocities into what pictures are decoded from.
+        self.bend = MLP(n, hidden, n, key, gain=0.1)
         self.n = n
+
+    def f(self, zeta: Float[Array, "n *batch"]) -> Float[Array, "n *batch"]:
+        return zeta + self.bend(zeta)
 
     def infer(self, q: Diagonal, key: PRNGKeyArray) -> tuple[Array, Array]:
         """f(zeta) with zeta ~ q, and KL(q(zeta) || p(zeta))."""

@@ -189,13 +189,15 @@ def provenance() -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """The commit of the source tree; DEEPSSM_COMMIT where the sources are a copy without its history."""
+    """The commit of the source tree; DEEPSSM_COMMIT where the sources are a copy with another history or none."""
+    if named := os.environ.get("DEEPSSM_COMMIT"):
+        return named
     here = Path(__file__).parent
     command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("DEEPSSM_COMMIT", "unknown")
+        return "unknown"
 
 
 # Configurations as JSON: every dataclass carries its name, every sequence is a tuple.
