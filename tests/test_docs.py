@@ -2,10 +2,15 @@
 
 import ast
 import importlib
+import json
 import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+
+from deepssm.tables import FOUND
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "deepssm"
@@ -61,8 +66,24 @@ def test_links_between_pages_lead_somewhere():
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_table_in_the_readme_is_the_measured_one():
-    measured = (ROOT / "results" / "table1a.md").read_text().splitlines()
-    shown = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("|")]
-    assert len(shown) > 6
-    assert all(line in measured for line in shown)
+def test_figures_in_the_readme_are_those_of_the_results():
+    rows = {row["row"]: row["runs"] for name in ("table1a", "table2") for row in _results(name)}
+    lines = [line.split(" | ") for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| ")]
+    shown = {cells[0].removeprefix("| "): cells for cells in lines}
+    for name, runs in rows.items():
+        assert len(runs) == 25
+        _, found, *cells = shown[name]
+        assert found == f"{sum(run['r2']['velocity'] > FOUND for run in runs)} of {len(runs)}"
+        errors = [f"mse_predict_{kind}" for kind in ("smoothed", "iterated", "filtered")]
+        values = [[run["elbo"] for run in runs]]
+        values += [[run["r2"][variable] for run in runs] for variable in ("angle", "velocity")]
+        values += [[run[error] for run in runs] for error in errors]
+        for cell, measured in zip(cells, values, strict=True):
+            if cell.strip():  # iterated is left out where it is the same as smoothed
+                middle = np.median(measured)
+                rounding = 0.0 if "e" in cell else 6e-4  # R² has three digits
+                assert float(cell.split()[0]) == pytest.approx(middle, rel=5e-3, abs=rounding), name
+
+
+def _results(name: str) -> list[dict[str, Any]]:
+    return json.loads((ROOT / "results" / f"{name}.json").read_text())["rows"]
