@@ -18,6 +18,7 @@ from rich.table import Table as RichTable
 from deepssm import experiments, files, program, runs, studies, tables
 from deepssm.data import sequences
 from deepssm.data.pendulum import PendulumData
+from deepssm.data.reacher import ReacherData
 from deepssm.errors import DeepSSMError
 from deepssm.experiments import Study
 from deepssm.progress import ProgressBar
@@ -168,22 +169,48 @@ def compare(arguments: list[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Data:
-    """Write a data set: training, validation and test sequences in one .npz file."""
+class PendulumFile:
+    """Write the pendulum data set: training, validation and test sequences in one .npz file."""
 
     out: Path
     """File to write."""
-    pendulum: PendulumData = field(default_factory=PendulumData)
+    data: PendulumData = field(default_factory=PendulumData)
+
+    def write(self) -> None:
+        sequences.save(self.data.generate(), self.out)
+
+
+@dataclass(frozen=True)
+class ReacherFile:
+    """Write the reacher data set: training, validation and test sequences in one .npz file.
+
+    If it is interrupted, the same command goes on where it was.
+    """
+
+    out: Path
+    """File to write."""
+    data: ReacherData = field(default_factory=ReacherData)
+    processes: int | None = None
+    """Processes that simulate at the same time; for pictures as many as there are cores unless given, else one."""
+
+    def write(self) -> None:
+        with ProgressBar(console) as progress:
+            self.data.write(
+                self.out, lambda done, total: progress.show("", "data", done, total, "sequences"), self.processes
+            )
+
+
+DATA = {"pendulum": PendulumFile, "reacher": ReacherFile}
 
 
 def data(arguments: list[str]) -> None:
-    name, rest = _name(arguments, "deepssm data NAME --out FILE", {"pendulum": None})
-    if name != "pendulum":
-        raise DeepSSMError(f"There is no data set {name!r}. Data sets: pendulum.")
-    options = _parse(Data, rest, f"deepssm data {name}")
-    dataset = options.pendulum.generate()
-    sequences.save(dataset, options.out)
-    console.print(f"Wrote {options.out}: 3 x {dataset.train.x.shape} frames, controls {dataset.train.u.shape[2:]}.")
+    name, rest = _name(arguments, "deepssm data NAME --out FILE", DATA)
+    options = _parse(experiments.choose("data set", name, DATA), rest, f"deepssm data {name}")
+    options.write()
+    dataset = sequences.load(options.out)
+    shapes = ", ".join(f"{split} {getattr(dataset, split).x.shape}" for split in sequences.SPLITS)
+    size = options.out.stat().st_size / 1e6
+    console.print(f"Wrote {options.out} ({size:.1f} MB): {shapes}, controls {dataset.train.u.shape[2:]}.")
 
 
 def report(run: Run, folder: Path) -> None:
@@ -200,7 +227,7 @@ def report(run: Run, folder: Path) -> None:
         (
             folder / "film.png",
             "Observed, reconstructed, and predicted from the frames in orange",
-            figures.film(run.best, dataset.test),
+            figures.film(run.best, dataset.test, dataset.about),
         ),
     ]
     for path, _, figure in drawings:

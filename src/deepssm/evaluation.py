@@ -10,7 +10,8 @@ The last smoothed state is the filtered one; in models with a recurrent network 
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -20,51 +21,75 @@ from jax import Array
 from jaxtyping import PRNGKeyArray
 from numpy.typing import NDArray
 
-from deepssm.data.sequences import About, Sequences
+from deepssm.data.sequences import About, Sequences, intensities
 from deepssm.models.base import Model, Posterior
 
 CONDITION = 5
 """Frames that a prediction is conditioned on."""
+AT_ONCE = 20_000_000
+"""Pixels that are measured at the same time: bounds the memory."""
 
 
 def evaluate(model: Model, data: Sequences, about: About, seed: int = 0) -> dict[str, Any]:
     """ELBO (nats per frame), R^2 by name, prediction errors and errors over the horizon."""
-    x, u, seen = (jnp.asarray(part) for part in (data.x, data.u, data.mask))
-    with jax.default_matmul_precision("float32"):
-        measured = _measure(model, x, u, seen, jax.random.key(seed))
-    states = {name: np.asarray(measured.pop(name)) for name in ("plain", "iterated")}
-    results: dict[str, Any] = {name: np.asarray(value).tolist() for name, value in measured.items()}
+    size = max(1, AT_ONCE // math.prod(data.x.shape[1:]))
+    parts = []
+    for index, begin in enumerate(range(0, len(data.x), size)):
+        x, u, seen = (jnp.asarray(part[begin : begin + size]) for part in (data.x, data.u, data.mask))
+        with jax.default_matmul_precision("float32"):
+            measured = _measure(model, x, u, seen, jax.random.key(seed + index))
+        parts.append(jax.tree.map(np.asarray, measured))
+    totals = [sum(part) for part in zip(*(jax.tree.leaves(sums) for sums, _ in parts), strict=True)]
+    sums: dict[str, Mean] = jax.tree.unflatten(jax.tree.structure(parts[0][0]), totals)
+    results: dict[str, Any] = {name: (mean.total / np.maximum(mean.frames, 1)).tolist() for name, mean in sums.items()}
+    states = {name: np.concatenate([states[name] for _, states in parts]) for name in ("plain", "iterated")}
     if data.state is not None:
         results |= {
             "r2": identification(states["plain"], data.state, about),
             "r2_first": identification(states["plain"][:, :1], data.state[:, :1], about),
             "r2_iterated": identification(states["iterated"], data.state, about),
         }
+        H = getattr(model, "H", None)
+        if H is not None and np.array_equal(
+            H, np.eye(*H.shape)
+        ):  # what do the dimensions know that pictures come from?
+            positions = len(H)
+            results |= {
+                "r2_positions": identification(states["plain"][..., :positions], data.state, about),
+                "r2_others": identification(states["plain"][..., positions:], data.state, about),
+            }
     return results
 
 
+class Mean(NamedTuple):
+    """A mean over frames in the making."""
+
+    total: Array
+    frames: Array
+
+
 @eqx.filter_jit
-def _measure(model: Model, x: Array, u: Array, seen: Array, key: PRNGKeyArray) -> dict[str, Array]:
+def _measure(
+    model: Model, x: Array, u: Array, seen: Array, key: PRNGKeyArray
+) -> tuple[dict[str, Mean], dict[str, Array]]:
     terms = model.terms(x, u, seen, key)
     frames = seen.sum()
     states = model.smooth(x, u, seen, iterations=0).mean
     known = (x[:, :CONDITION], u[:, :CONDITION], seen[:, :CONDITION])
     plain, iterated = model.smooth(*known, iterations=0), model.smooth(*known)
     starts = {"smoothed": (0, plain), "iterated": (0, iterated), "filtered": (CONDITION - 1, plain)}
-    predictions = {}
+    errors = {"mse_reconstruct": _squared_error(model.decode(states), x, seen)}
     for name, (first, belief) in starts.items():
-        arguments = (predict(model, belief, u, first), x[:, first:], seen[:, first:])
-        predictions[f"mse_predict_{name}"] = _mse(*arguments)
-        predictions[f"horizon_{name}"] = jax.vmap(_mse, in_axes=1)(*arguments)
+        over_time = _squared_error(predict(model, belief, u, first), x[:, first:], seen[:, first:])
+        errors |= {f"mse_predict_{name}": over_time, f"horizon_{name}": over_time}
+    whole = {name: jax.tree.map(jnp.sum, error) for name, error in errors.items() if not name.startswith("horizon")}
     return {
-        "elbo": -(terms.distortion + terms.rate).sum() / frames,
-        "distortion": terms.distortion.sum() / frames,
-        "rate": terms.rate.sum() / frames,
-        "mse_reconstruct": _mse(model.decode(states), x, seen),
-        **predictions,
-        "plain": states,
-        "iterated": model.smooth(x, u, seen).mean,
-    }
+        "elbo": Mean(-(terms.distortion + terms.rate).sum(), frames),
+        "distortion": Mean(terms.distortion.sum(), frames),
+        "rate": Mean(terms.rate.sum(), frames),
+        **errors,
+        **whole,
+    }, {"plain": states, "iterated": model.smooth(x, u, seen).mean}
 
 
 def predict(model: Model, belief: Posterior, u: Array, first: int = 0) -> Array:
@@ -74,10 +99,10 @@ def predict(model: Model, belief: Posterior, u: Array, first: int = 0) -> Array:
     return model.decode(states)
 
 
-def _mse(prediction: Array, x: Array, seen: Array) -> Array:
-    """Mean squared error over the seen frames; 0 where there are none."""
-    error = jnp.mean((prediction - x) ** 2, axis=tuple(range(seen.ndim, x.ndim)))
-    return jnp.sum(jnp.where(seen, error, 0.0)) / jnp.maximum(seen.sum(), 1)
+def _squared_error(prediction: Array, x: Array, seen: Array) -> Mean:
+    """Squared error of the seen frames at each time step, averaged over pixels."""
+    error = jnp.mean((prediction - intensities(x)) ** 2, axis=tuple(range(2, x.ndim)))
+    return Mean(jnp.sum(jnp.where(seen, error, 0.0), axis=0), seen.sum(axis=0))
 
 
 def identification(states: NDArray[Any], truth: NDArray[Any], about: About) -> dict[str, float]:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from deepssm.data.pendulum import PendulumData
+from deepssm.data.reacher import ReacherData
 from deepssm.errors import DeepSSMError
 from deepssm.evaluation import CONDITION
 from deepssm.models.dks import DKSConfig
@@ -56,9 +58,38 @@ ROWS = (
     ("pendulum-rssm-annealing", "RSSM (annealing)", RSSMConfig(prior="gaussian"), ANNEALED, RECURRENT_ANNEALED),
 )
 
+ANGLE = ReacherData("angle")
+ANGLE_KALMAN = dataclasses.replace(KALMAN, batch=128)
+ANGLE_READING = dataclasses.replace(READING, batch=128)
+ANGLE_READING_ANNEALED = dataclasses.replace(READING_ANNEALED, batch=128)
+ANGLE_EKVAE = EKVAEConfig(states=4, encoder=(128,), decoder=(128,), bases=8, alpha=(64, 64))
+ANGLE_DVBS = DVBSConfig(states=4, decoder=(128,), bases=8, alpha=(64, 64))
+ANGLE_DKS = DKSConfig(states=4, decoder=(128,))
+
+
+def _gaussian(model: Any, prior: str = "gaussian") -> Any:
+    return dataclasses.replace(model, prior=prior)
+
+
+ANGLE_ROWS = (
+    ("reacher-angle-vhp-ekvae-co", "VHP-EKVAE (CO)", ANGLE_EKVAE, Constrained(), ANGLE_KALMAN),
+    ("reacher-angle-ekvae-annealing", "EKVAE (annealing)", _gaussian(ANGLE_EKVAE), ANNEALED, ANGLE_KALMAN),
+    ("reacher-angle-vhp-dvbs-co", "VHP-DVBS (CO)", ANGLE_DVBS, Constrained(), ANGLE_READING),
+    (
+        "reacher-angle-dvbs-annealing",
+        "DVBS (annealing)",
+        _gaussian(ANGLE_DVBS, "network"),
+        ANNEALED,
+        ANGLE_READING_ANNEALED,
+    ),
+    ("reacher-angle-vhp-dks-co", "VHP-DKS (CO)", ANGLE_DKS, Constrained(), ANGLE_READING),
+    ("reacher-angle-dks-annealing", "DKS (annealing)", _gaussian(ANGLE_DKS), ANNEALED, ANGLE_READING_ANNEALED),
+)
+
 PRESETS = {
-    name: Experiment(name, row, model=model, objective=objective, training=training)
-    for name, row, model, objective, training in ROWS
+    name: Experiment(name, row, data, model, objective, training)
+    for data, rows in ((PendulumData(), ROWS), (ANGLE, ANGLE_ROWS))
+    for name, row, model, objective, training in rows
 }
 
 

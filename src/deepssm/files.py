@@ -12,6 +12,11 @@ from typing import IO, Any
 from deepssm.errors import DeepSSMError
 
 
+def cache() -> Path:
+    """The folder for what can be made again: DEEPSSM_CACHE, or one in the user's home."""
+    return Path(os.environ.get("DEEPSSM_CACHE", Path.home() / ".cache" / "deepssm"))
+
+
 def write(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
     """Write a file through a temporary one beside it, so that a kill or a full disk leaves the old file intact."""
     path = Path(path)

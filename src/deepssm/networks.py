@@ -14,8 +14,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, PRNGKeyArray
+from jaxtyping import Bool, Float, Num, PRNGKeyArray
 
+from deepssm.data.sequences import intensities
+from deepssm.errors import DeepSSMError
 from deepssm.gaussian import LOG_2PI, Diagonal
 
 Reading = Literal["forward", "backward", "both", "frame"]
@@ -69,41 +71,117 @@ class GaussianMLP(eqx.Module):
         return Diagonal(m, jnp.exp(log_v))
 
 
-class Encoder(eqx.Module):
-    """q(a | x) for flat lists of frames."""
+class Convolution(eqx.Module):
+    """5 x 5 with stride 2, on flat lists of pictures (frames, height, width, channels): halves their size."""
 
+    W: Float[Array, "5 5 inputs outputs"]
+    b: Float[Array, " outputs"]
+
+    def __init__(self, inputs: int, outputs: int, key: PRNGKeyArray):
+        self.W = jax.random.normal(key, (5, 5, inputs, outputs)) * math.sqrt(2 / (25 * inputs))
+        self.b = jnp.zeros(outputs)
+
+    def __call__(self, x: Float[Array, "frames h w inputs"]) -> Float[Array, "frames h2 w2 outputs"]:
+        return jax.lax.conv_general_dilated(x, self.W, (2, 2), "SAME", dimension_numbers=PICTURES) + self.b
+
+
+class Deconvolution(Convolution):
+    """The transpose of a convolution: doubles the size of pictures."""
+
+    def __init__(self, inputs: int, outputs: int, key: PRNGKeyArray, gain: float = math.sqrt(2)):
+        super().__init__(inputs, outputs, key)
+        self.W = self.W * (gain * math.sqrt(2))  # with stride 2 a quarter of the kernel meets each pixel
+
+    def __call__(self, x: Float[Array, "frames h w inputs"]) -> Float[Array, "frames h2 w2 outputs"]:
+        return jax.lax.conv_transpose(x, self.W, (2, 2), "SAME", dimension_numbers=PICTURES) + self.b
+
+
+PICTURES = ("NHWC", "HWIO", "NHWC")
+
+
+def halved(shape: tuple[int, ...], channels: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of what convolutions with these channels make of a picture."""
+    times = 2 ** len(channels)
+    if channels and (len(shape) != 3 or any(edge % times for edge in shape[:2])):
+        raise DeepSSMError(
+            f"Convolutions with {len(channels)} layers need pictures (height, width, channels) whose edges are "
+            f"multiples of {times}; these have the shape {shape}. Set 'channels' to none for dense layers."
+        )
+    return (shape[0] // times, shape[1] // times, channels[-1]) if channels else shape
+
+
+class Encoder(eqx.Module):
+    """q(a | x) for flat lists of frames: convolutions where there are `channels`, then dense layers."""
+
+    convolutions: tuple[Convolution, ...]
     network: GaussianMLP
 
-    def __init__(self, shape: tuple[int, ...], hidden: tuple[int, ...], outputs: int, key: PRNGKeyArray):
-        self.network = GaussianMLP(math.prod(shape), hidden, outputs, key)
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        hidden: tuple[int, ...],
+        outputs: int,
+        key: PRNGKeyArray,
+        channels: tuple[int, ...] = (),
+    ):
+        features = math.prod(halved(shape, channels))
+        key, *keys = jax.random.split(key, 1 + len(channels)) if channels else [key]
+        sizes = pairwise((shape[-1], *channels))
+        self.convolutions = tuple(Convolution(*size, key) for size, key in zip(sizes, keys, strict=True))
+        self.network = GaussianMLP(features, hidden, outputs, key)
 
-    def __call__(self, x: Float[Array, "frames *shape"]) -> Diagonal:
+    def __call__(self, x: Num[Array, "frames *shape"]) -> Diagonal:
+        x = intensities(x)
+        for layer in self.convolutions:
+            x = jax.nn.relu(layer(x))
         return self.network(x.reshape(len(x), -1).T)
 
 
 class Decoder(eqx.Module):
-    """p(x | a) = N(mean(a), sigma^2 I) for flat lists of frames."""
+    """p(x | a) = N(mean(a), sigma^2 I) for flat lists of frames: the encoder's layers in reverse."""
 
     network: MLP
+    deconvolutions: tuple[Deconvolution, ...]
     shape: tuple[int, ...] = eqx.field(static=True)
     sigma: float = eqx.field(static=True)
 
-    def __init__(self, inputs: int, hidden: tuple[int, ...], shape: tuple[int, ...], sigma: float, key: PRNGKeyArray):
-        self.network = MLP(inputs, hidden, math.prod(shape), key)
+    def __init__(
+        self,
+        inputs: int,
+        hidden: tuple[int, ...],
+        shape: tuple[int, ...],
+        sigma: float,
+        key: PRNGKeyArray,
+        channels: tuple[int, ...] = (),
+    ):
+        key, *keys = jax.random.split(key, 1 + len(channels)) if channels else [key]
+        self.network = MLP(inputs, hidden, math.prod(halved(shape, channels)), key, math.sqrt(2) if channels else 1.0)
+        sizes = list(pairwise((shape[-1], *channels)))[::-1]
+        gains = [math.sqrt(2)] * (len(channels) - 1) + [1.0] * bool(channels)
+        self.deconvolutions = tuple(
+            Deconvolution(inputs, outputs, key, gain)
+            for (outputs, inputs), key, gain in zip(sizes, keys, gains, strict=True)
+        )
         self.shape = shape
         self.sigma = sigma
 
     def _flat(self, a: Float[Array, "n frames"]) -> Float[Array, "frames pixels"]:
         # Frames first straight out of the product, as the data are: transposing all pixels costs more.
         last = self.network.layers[-1]
-        return jnp.tensordot(self.network.features(a), last.W, (0, 0)) + last.b
+        x = jnp.tensordot(self.network.features(a), last.W, (0, 0)) + last.b
+        if self.deconvolutions:
+            start = halved(self.shape, tuple(layer.W.shape[2] for layer in self.deconvolutions[::-1]))
+            x = x.reshape(-1, *start)
+            for layer in self.deconvolutions:
+                x = layer(jax.nn.relu(x))
+        return x.reshape(len(x), -1)
 
     def __call__(self, a: Float[Array, "n frames"]) -> Float[Array, "frames *shape"]:
         """The mean picture."""
         return self._flat(a).reshape(-1, *self.shape)
 
-    def log_prob(self, x: Float[Array, "frames *shape"], a: Float[Array, "n frames"]) -> Float[Array, " frames"]:
-        error = (x.reshape(len(x), -1) - self._flat(a)) / self.sigma
+    def log_prob(self, x: Num[Array, "frames *shape"], a: Float[Array, "n frames"]) -> Float[Array, " frames"]:
+        error = (intensities(x).reshape(len(x), -1) - self._flat(a)) / self.sigma
         return -0.5 * jnp.sum(error**2, axis=1) - math.prod(self.shape) * (math.log(self.sigma) + 0.5 * LOG_2PI)
 
 
@@ -187,13 +265,13 @@ class Reader(eqx.Module):
 
     def __call__(
         self,
-        x: Float[Array, "N T *shape"],
+        x: Num[Array, "N T *shape"],
         u: Float[Array, "n_u T N"],
         seen: Bool[Array, "T N"],
         ahead: bool = True,
     ) -> tuple[Float[Array, "k T N"], Bool[Array, "T N"]]:
         """Features at each t, and whether they tell of a frame from t on; not `ahead`: nothing after t is read."""
-        x = jnp.moveaxis(x.reshape(*x.shape[:2], -1), (0, 2), (2, 0)) * seen
+        x = jnp.moveaxis(intensities(x).reshape(*x.shape[:2], -1), (0, 2), (2, 0)) * seen
         if self.frame is not None:
             return jax.nn.relu(self.frame(x)), seen
         flag, features, informed = seen[None].astype(x.dtype), jnp.zeros(()), seen
@@ -215,7 +293,8 @@ class Reader(eqx.Module):
 
     def step(self, memory: Array, x: Array, u_before: Array, seen: Array) -> tuple[Array, Array]:
         """Features of one more frame, and the new memory."""
-        x, flag = x.reshape(-1) * seen, jnp.asarray(seen, x.dtype)[None]
+        x = intensities(x).reshape(-1) * seen
+        flag = jnp.asarray(seen, x.dtype)[None]
         if self.frame is not None:
             return jax.nn.relu(self.frame(x)), memory
         features = jnp.zeros(())

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
@@ -17,6 +15,7 @@ import optax
 from jax import Array
 from numpy.typing import NDArray
 
+from deepssm import files
 from deepssm.models.base import Model
 from deepssm.objectives import Objective
 
@@ -196,9 +195,8 @@ class Program:
 
 
 def use_compilation_cache() -> None:
-    """Keep compiled programs in a folder: DEEPSSM_CACHE, or one in the user's home."""
-    cache = os.environ.get("DEEPSSM_CACHE", str(Path.home() / ".cache" / "deepssm"))
-    jax.config.update("jax_compilation_cache_dir", cache)
+    """Keep compiled programs on disk."""
+    jax.config.update("jax_compilation_cache_dir", str(files.cache()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 

@@ -19,7 +19,7 @@ from rich.progress import (
 
 from deepssm.training import Metrics
 
-STAGES = {"baseline": "classical run for D_max", "training": "training"}
+STAGES = {"data": "making the data set", "baseline": "classical run for D_max", "training": "training"}
 
 
 class ProgressBar:
@@ -76,6 +76,8 @@ class ProgressBar:
 
 def figures(metrics: Metrics) -> str:
     """The last figures of a run in one line."""
+    if not metrics:
+        return ""
     last = {name: float(np.nanmedian(values[:, -10:].mean(axis=1))) for name, values in metrics.items()}
     baseline = f" (D_0 {last['D_0']:.1f})" if "D_0" in last else ""
     text = f"D {last['distortion']:.1f}{baseline}  R {last['rate']:.2f}  ELBO {last['elbo']:.1f}"

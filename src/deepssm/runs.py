@@ -23,8 +23,10 @@ import numpy as np
 from deepssm import checkpoints, files
 from deepssm.data import sequences
 from deepssm.data.pendulum import PendulumData
+from deepssm.data.reacher import ReacherData
 from deepssm.data.sequences import Dataset
 from deepssm.environments.pendulum import Pendulum
+from deepssm.environments.reacher import Reacher
 from deepssm.errors import DeepSSMError
 from deepssm.evaluation import evaluate
 from deepssm.models.base import Model
@@ -55,7 +57,7 @@ class Experiment:
     preset: str
     row: str
     """Name of the row in the paper."""
-    data: PendulumData | DataFile = field(default_factory=PendulumData)
+    data: PendulumData | ReacherData | DataFile = field(default_factory=PendulumData)
     model: EKVAEConfig | KVAEConfig | DVBSConfig | DKSConfig | RSSMConfig = field(default_factory=EKVAEConfig)
     objective: Constrained | Annealed | Elbo = field(default_factory=Constrained)
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -88,6 +90,8 @@ def train(experiment: Experiment, folder: Path, resume: bool = False, watch: Wat
     elif checkpoint.exists():
         raise DeepSSMError(f"{folder} already holds a run. Go on with it by --resume, or give another --out.")
     files.write_json(folder / "config.json", encode(experiment))
+    if isinstance(experiment.data, ReacherData):
+        experiment.data.prepare(lambda done, total: watch("data", done, total, {}) if watch else None)
     data = sequences.check(experiment.data.generate())
     header = {
         "experiment": encode(experiment),
@@ -205,8 +209,8 @@ def _commit() -> str:
 CONFIGS = {
     kind.__name__: kind
     for kind in (
-        Experiment, PendulumData, Pendulum, DataFile, EKVAEConfig, KVAEConfig, DVBSConfig, DKSConfig, RSSMConfig, Elbo,
-        Annealed, Constrained, TrainingConfig,
+        Experiment, PendulumData, Pendulum, ReacherData, Reacher, DataFile, EKVAEConfig, KVAEConfig, DVBSConfig,
+        DKSConfig, RSSMConfig, Elbo, Annealed, Constrained, TrainingConfig,
     )
 }  # fmt: skip
 

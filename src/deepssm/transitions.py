@@ -155,17 +155,19 @@ class Residual(eqx.Module):
 def turned(z: Float[Array, "n *batch"], positions: int) -> Float[Array, "n *batch"]:
     """How velocities, the last dimensions of z, move positions, the first ones.
 
-    As many velocities as positions: each moves its own. Fewer, as for a circle in the plane: a velocity of 1 turns the
-    positions by a radian. Were a velocity to move them along a line instead, its sign would differ between the two
-    sides of the circle, and training gets lost there; were nothing to move, no gradient would ask for a velocity.
+    A line takes one position, a circle two; so where positions outnumber velocities, the first velocities turn circles,
+    a velocity of 1 by a radian, and the others move the positions that are left. Were a velocity to move a circle along
+    a line instead, its sign would differ between the two sides, and training gets lost there; were nothing to move, no
+    gradient would ask for a velocity.
     """
     p, v = z[:positions], z[positions:]
+    circles = max(positions - len(v), 0)
     moves = jnp.zeros_like(z)
-    for k in range(len(v)):
-        if len(v) >= positions:
-            moves = moves.at[k].add(v[k]) if k < positions else moves
-        else:
-            moves = moves.at[k].add(-v[k] * p[k + 1]).at[k + 1].add(v[k] * p[k])
+    for k in range(min(len(v), positions)):
+        if k < circles and 2 * k + 1 < positions:
+            moves = moves.at[2 * k].add(-v[k] * p[2 * k + 1]).at[2 * k + 1].add(v[k] * p[2 * k])
+        elif k >= circles:
+            moves = moves.at[circles + k].add(v[k])
     return moves
 
 

@@ -35,7 +35,12 @@ class PendulumData:
         train, validation, test = (self._split(np.random.default_rng([self.data_seed, index])) for index in range(3))
         states = (Variable("angle", "rad", circular=True), Variable("velocity", "rad/s"))
         about = About(
-            "pendulum", self.pendulum.dt, states, self.pendulum.noise, f"simulated with seed {self.data_seed}"
+            "pendulum",
+            self.pendulum.dt,
+            states,
+            controls=(Variable("torque", "N m"),),
+            noise=self.pendulum.noise,
+            source=f"simulated with seed {self.data_seed}",
         )
         return Dataset(train, validation, test, about)
 

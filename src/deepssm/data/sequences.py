@@ -16,14 +16,14 @@ from deepssm import files
 from deepssm.errors import DeepSSMError
 
 FORMAT = "deepssm-data"
-VERSION = 1
+VERSION = 2
 
 
 class Sequences(NamedTuple):
     """N sequences of T frames; u_t acts between x_t and x_t+1."""
 
     x: NDArray[Any]
-    """Observations (N, T, *shape)."""
+    """Observations (N, T, *shape): floats, or bytes that stand for 0..1 (`intensities`)."""
     u: NDArray[Any]
     """Controls (N, T, n_u); zero-width without controls."""
     mask: NDArray[np.bool_]
@@ -34,7 +34,7 @@ class Sequences(NamedTuple):
 
 @dataclass(frozen=True)
 class Variable:
-    """A quantity of the ground truth."""
+    """A quantity: a column of the ground truth, of the controls, or of observations that are no pictures."""
 
     name: str
     unit: str
@@ -50,6 +50,10 @@ class About:
     dt: float
     """Seconds between two frames."""
     states: tuple[Variable, ...] = ()
+    """The ground truth."""
+    controls: tuple[Variable, ...] = ()
+    observations: tuple[Variable, ...] = ()
+    """None for pictures."""
     noise: float | None = None
     """Standard deviation of the noise in x where it is known: its square is the floor of every prediction error."""
     source: str = ""
@@ -65,6 +69,11 @@ class Dataset(NamedTuple):
 
 
 SPLITS = ("train", "validation", "test")
+
+
+def intensities(x: Any) -> Any:
+    """Observations as models and errors see them: bytes become floats in 0..1."""
+    return x.astype(np.float32) / 255 if x.dtype == np.uint8 else x
 
 
 def check(dataset: Dataset) -> Dataset:
@@ -98,6 +107,8 @@ def check(dataset: Dataset) -> Dataset:
 
 
 def _check_finite(split: str, field: str, array: NDArray[Any], relevant: NDArray[np.bool_]) -> None:
+    if array.dtype.kind in "ui":
+        return
     finite = np.isfinite(array.reshape(*array.shape[:2], -1)).all(axis=-1) | ~relevant
     if not finite.all():
         sequence, frame = np.argwhere(~finite)[0]
@@ -135,14 +146,15 @@ def load(path: Path) -> Dataset:
         about = json.loads(arrays["about"].tobytes())
         if about.pop("format") != FORMAT or about.pop("version") != VERSION:
             raise KeyError("format")
-        states = tuple(Variable(**variable) for variable in about.pop("states"))
+        for kind in ("states", "controls", "observations"):
+            about[kind] = tuple(Variable(**variable) for variable in about[kind])
         parts = {
             name: Sequences(
                 arrays[f"{name}/x"], arrays[f"{name}/u"], arrays[f"{name}/mask"], arrays.get(f"{name}/state")
             )
             for name in SPLITS
         }
-        return check(Dataset(**parts, about=About(states=states, **about)))
+        return check(Dataset(**parts, about=About(**about)))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DeepSSMError(
             f"{path} is not a {FORMAT} file of version {VERSION}: {error} is missing or not understood. "

@@ -9,11 +9,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, PRNGKeyArray
+from jaxtyping import Bool, Float, Num, PRNGKeyArray
 
 from deepssm.gaussian import Gaussian
 
-Observations = Float[Array, "N T *shape"]
+Observations = Num[Array, "N T *shape"]
 Controls = Float[Array, "N T n_u"]
 Seen = Bool[Array, "N T"]
 States = Float[Array, "N T n"]
@@ -55,7 +55,8 @@ def posterior(z: Gaussian, memory: Float[Array, "k T N"] | None = None) -> Poste
 class Model(eqx.Module):
     """A deep state-space model: p(x_1:T, z_1:T | u_1:T-1) of Eq. (seq-vhp-gen_model) with its recognition model.
 
-    Arrays come sequence first, then time: x (N, T, *shape), u (N, T, n_u), seen (N, T) with True for a seen frame.
+    Arrays come sequence first, then time: x (N, T, *shape), floats or bytes that stand for 0..1; u (N, T, n_u);
+    seen (N, T) with True for a seen frame.
     u_t acts between x_t and x_t+1.
     """
 
@@ -119,6 +120,6 @@ class Model(eqx.Module):
 
     @abc.abstractmethod
     def step(
-        self, state: Any, x: Float[Array, "*shape"], u_before: Float[Array, " n_u"], seen: bool | Array = True
+        self, state: Any, x: Num[Array, "*shape"], u_before: Float[Array, " n_u"], seen: bool | Array = True
     ) -> Any:
         """The belief after one more observation; `u_before` acted since the last one and is unused at the first."""

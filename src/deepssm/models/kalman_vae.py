@@ -16,7 +16,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Float, Num, PRNGKeyArray
 
 from deepssm import kalman, priors
 from deepssm.gaussian import Diagonal, Gaussian
@@ -34,6 +34,8 @@ class KalmanConfig:
     """Dimensions of z."""
     auxiliary: int = 2
     """Dimensions of a."""
+    channels: tuple[int, ...] = ()
+    """Channels of the convolutions of q(a | x), which those of p(x | a) mirror; none: dense layers only."""
     encoder: tuple[int, ...] = (128, 128, 128)
     """Hidden layers of q(a | x)."""
     decoder: tuple[int, ...] = (128, 128, 128)
@@ -80,8 +82,8 @@ class KalmanVAE(Model):
     def __init__(self, config: KalmanConfig, shape: tuple[int, ...], transition: Any, key: PRNGKeyArray):
         keys = jax.random.split(key, 4)
         n, n_a = config.states, config.auxiliary
-        self.encoder = Encoder(shape, config.encoder, n_a, keys[0])
-        self.decoder = Decoder(n_a, config.decoder, shape, config.sigma, keys[1])
+        self.encoder = Encoder(shape, config.encoder, n_a, keys[0], config.channels)
+        self.decoder = Decoder(n_a, config.decoder, shape, config.sigma, keys[1], config.channels)
         self.transition = transition
         self.prior = priors.build(config.prior, n, config.prior_hidden, keys[2])
         learned = config.emission == "learned"
@@ -187,7 +189,7 @@ class KalmanVAE(Model):
         return Belief(self.z_start, jnp.zeros(self.memory_size), jnp.asarray(False))
 
     def step(
-        self, state: Belief, x: Float[Array, "*shape"], u_before: Float[Array, " n_u"], seen: bool | Array = True
+        self, state: Belief, x: Num[Array, "*shape"], u_before: Float[Array, " n_u"], seen: bool | Array = True
     ) -> Belief:
         moved = kalman.predict(state.z, *self.transition(state.z.m, self.inputs(u_before, state.memory)))
         predicted = jax.tree.map(lambda new, old: jnp.where(state.started, new, old), moved, state.z)

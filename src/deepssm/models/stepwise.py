@@ -17,7 +17,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Float, Num, PRNGKeyArray
 
 from deepssm import priors
 from deepssm.gaussian import Diagonal, Gaussian, kl
@@ -178,7 +178,7 @@ class Stepwise(Model):
         )
 
     def step(
-        self, state: Belief, x: Float[Array, "*shape"], u_before: Float[Array, " n_u"], seen: bool | Array = True
+        self, state: Belief, x: Num[Array, "*shape"], u_before: Float[Array, " n_u"], seen: bool | Array = True
     ) -> Belief:
         u, seen = jnp.where(state.started, u_before, 0.0), jnp.asarray(seen)
         features, read = self.reader.step(state.read, x, u, seen)

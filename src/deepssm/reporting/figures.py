@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepssm import files
-from deepssm.data.sequences import About, Sequences
+from deepssm.data.sequences import About, Sequences, intensities
 from deepssm.errors import DeepSSMError
-from deepssm.evaluation import CONDITION, predict
+from deepssm.evaluation import AT_ONCE, CONDITION, predict
 from deepssm.models.base import Model
 
 try:
@@ -22,11 +23,16 @@ except ImportError as error:  # pragma: no cover
     raise DeepSSMError("Figures need Matplotlib: pip install 'deepssm[report]'.") from error
 
 INK = "#222222"
+FRAMES = 15
+"""Pictures in a row of a film at most."""
+DOTS = 15_000
+"""States in a picture of the state space at most."""
 
 
 def state_space(model: Model, data: Sequences, about: About) -> Figure:
     """Smoothed states of all frames in three dimensions, one panel for each ground-truth variable."""
-    x, u, seen = (jnp.asarray(part) for part in data[:3])
+    count = min(len(data.x), max(1, min(DOTS // data.x.shape[1], AT_ONCE // math.prod(data.x.shape[1:]))))
+    x, u, seen = (jnp.asarray(part[:count]) for part in data[:3])
     states = np.asarray(model.smooth(x, u, seen).mean)
     points = states.reshape(-1, states.shape[-1])
     if points.shape[1] > 3:
@@ -35,7 +41,7 @@ def state_space(model: Model, data: Sequences, about: About) -> Figure:
     panels = max(1, len(about.states))
     figure = _figure(5.4 * panels, 4.6)
     for column, variable in enumerate(about.states):
-        value = data.state[..., column].reshape(-1) if data.state is not None else np.zeros(len(points))
+        value = data.state[:count, :, column].reshape(-1) if data.state is not None else np.zeros(len(points))
         if variable.circular:
             value = np.mod(value + np.pi, 2 * np.pi) - np.pi
         limit = np.pi if variable.circular else np.abs(value).max()
@@ -58,29 +64,36 @@ def state_space(model: Model, data: Sequences, about: About) -> Figure:
     return figure
 
 
-def film(model: Model, data: Sequences, count: int = 3) -> Figure:
-    """Observed, reconstructed and predicted frames of the first test sequences.
+def film(model: Model, data: Sequences, about: About, count: int = 3) -> Figure:
+    """Observed, reconstructed and predicted frames of the first test sequences; curves where they are no pictures.
 
     The prediction starts at z_1 given the first five frames and sees nothing but the controls from there on.
     """
     x, u, seen = (jnp.asarray(part[:count]) for part in data[:3])
     known = (x[:, :CONDITION], u[:, :CONDITION], seen[:, :CONDITION])
     rows = {
-        "observed": np.asarray(x),
+        "observed": np.asarray(intensities(x)),
         "reconstructed": np.asarray(model.decode(model.smooth(x, u, seen).mean)),
         "predicted": np.asarray(predict(model, model.smooth(*known), u)),
     }
-    frames = x.shape[1]
-    figure = _figure(0.62 * frames + 1.2, 0.62 * (len(rows) * count + 0.3 * count) + 0.4)
+    return _curves(rows, about) if x.ndim == 3 else _strips(rows)
+
+
+def _strips(rows: dict[str, NDArray[Any]]) -> Figure:
+    """Rows of pictures for each sequence."""
+    count, frames = rows["observed"].shape[:2]
+    shown = range(0, frames, max(1, -(-frames // FRAMES)))
+    figure = _figure(0.62 * len(shown) + 1.2, 0.62 * (len(rows) * count + 0.3 * count) + 0.4)
     grid = figure.add_gridspec(
-        (len(rows) + 1) * count - 1, frames, height_ratios=([1] * len(rows) + [0.3]) * (count - 1) + [1] * len(rows),
+        (len(rows) + 1) * count - 1, len(shown),
+        height_ratios=([1] * len(rows) + [0.3]) * (count - 1) + [1] * len(rows),
         left=0.115, right=0.995, top=0.93, bottom=0.01, wspace=0.06, hspace=0.06,
     )  # fmt: skip
     for sequence in range(count):
         for line, (name, pictures) in enumerate(rows.items()):
-            for frame in range(frames):
-                axes = figure.add_subplot(grid[sequence * (len(rows) + 1) + line, frame])
-                axes.imshow(_grey(pictures[sequence, frame]), cmap="gray_r", vmin=0, vmax=1)
+            for column, frame in enumerate(shown):
+                axes = figure.add_subplot(grid[sequence * (len(rows) + 1) + line, column])
+                axes.imshow(np.clip(pictures[sequence, frame], 0, 1), cmap="gray_r", vmin=0, vmax=1)
                 axes.set(xticks=[], yticks=[])
                 given = name == "predicted" and frame < CONDITION
                 for spine in axes.spines.values():
@@ -89,6 +102,33 @@ def film(model: Model, data: Sequences, count: int = 3) -> Figure:
                     axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9, color=INK)
                 if sequence == line == 0:
                     axes.set_title(str(frame + 1), fontsize=8, color=INK, pad=3)
+    return figure
+
+
+def _curves(rows: dict[str, NDArray[Any]], about: About) -> Figure:
+    """A panel for each sequence and each of the first observed quantities."""
+    count, frames, quantities = rows["observed"].shape
+    quantities = min(quantities, 4)
+    figure = _figure(3.6 * count + 0.6, 2.0 * quantities + 0.8)
+    grid = figure.subplots(quantities, count, sharex=True, squeeze=False)
+    figure.subplots_adjust(
+        left=0.09, right=0.99, top=0.9, bottom=0.5 / figure.get_figheight(), wspace=0.22, hspace=0.15
+    )
+    styles = {"observed": {"color": "#8aa6c1", "linewidth": 3}, "predicted": {"color": "#c46210", "linewidth": 1.4}}
+    times = about.dt * np.arange(frames)
+    for sequence in range(count):
+        for quantity in range(quantities):
+            axes = grid[quantity, sequence]
+            for name, style in styles.items():
+                axes.plot(times, rows[name][sequence, :, quantity], label=name, **style)
+            axes.axvspan(0, times[CONDITION - 1], color="#f3e3d3", zorder=0)
+            axes.tick_params(labelsize=8)
+            if sequence == 0:
+                known = about.observations[quantity : quantity + 1]
+                axes.set_ylabel(f"{known[0].name} [{known[0].unit}]" if known else f"$x_{quantity + 1}$", fontsize=9)
+            if quantity == quantities - 1:
+                axes.set_xlabel("time [s]", fontsize=9)
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="upper center", ncols=2, frameon=False, fontsize=9)
     return figure
 
 
@@ -122,7 +162,3 @@ def save(figure: Figure, path: Path) -> None:
 
 def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout=None, facecolor="white")
-
-
-def _grey(picture: NDArray[Any]) -> NDArray[Any]:
-    return np.clip(picture, 0, 1)
