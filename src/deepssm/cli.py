@@ -49,6 +49,12 @@ class Train:
     """Go on with an interrupted run in that folder."""
     data_file: Path | None = None
     """Train on this file instead of the preset's data."""
+    coordinator: str | None = None
+    """Address of process 0 (host:port), where several processes train together with --devices all."""
+    processes: int = 1
+    """How many they are."""
+    process: int = 0
+    """Which of them this is."""
 
 
 def train(arguments: list[str]) -> None:
@@ -58,10 +64,15 @@ def train(arguments: list[str]) -> None:
     experiment = options.experiment
     if options.data_file:
         experiment = dataclasses.replace(experiment, data=DataFile(str(options.data_file)))
+    if options.coordinator:
+        program.join(options.coordinator, options.processes, options.process)
+        if experiment.training.devices != "all":
+            raise DeepSSMError("Several processes train together with --devices all; this one has --devices one.")
     folder = options.out or Path("runs") / name
     with ProgressBar(console) as progress:
         run = runs.train(experiment, folder, options.resume, progress)
-    report(run, folder)
+    if options.process == 0:
+        report(run, folder)
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,11 @@ READING = dataclasses.replace(
 """For models that read whole sequences: as long, with the rates that suit them, and also on parts of sequences."""
 RECURRENT = dataclasses.replace(READING, learning_rate=1e-3, dynamics_rate=3e-3, dynamics_decay=0.3)
 """For the RSSM, whose transition learns the training sequences by heart unless it is held back."""
-READING_ANNEALED, RECURRENT_ANNEALED = (
-    dataclasses.replace(training, learning_rate=5e-3, dynamics_rate=1e-3) for training in (READING, RECURRENT)
+KALMAN_ANNEALED, READING_ANNEALED, RECURRENT_ANNEALED = (
+    dataclasses.replace(training, learning_rate=5e-3, dynamics_rate=1e-3) for training in (KALMAN, READING, RECURRENT)
 )
-"""Under annealing these rates had the best ELBO of twelve settings, for DKS, DVBS and RSSM alike."""
+"""Under annealing the transition has to be slow and the pictures fast, for every model: with the rates that suit
+constrained optimisation the EKVAE finds the velocity for 3 of 25 seeds, with these for most."""
 
 ANNEALED = Annealed(5000)
 """Half of the run. Schedules from 5% to 50% of it ended alike for every model."""
@@ -45,7 +46,7 @@ ANNEALED = Annealed(5000)
 ROWS = (
     ("pendulum-vhp-ekvae-co", "VHP-EKVAE (CO)", EKVAEConfig(), Constrained(), KALMAN),
     ("pendulum-ekvae-co", "EKVAE (CO)", EKVAEConfig(prior="gaussian"), Constrained(), KALMAN),
-    ("pendulum-ekvae-annealing", "EKVAE (annealing)", EKVAEConfig(prior="gaussian"), ANNEALED, KALMAN),
+    ("pendulum-ekvae-annealing", "EKVAE (annealing)", EKVAEConfig(prior="gaussian"), ANNEALED, KALMAN_ANNEALED),
     ("pendulum-vhp-dvbs-co", "VHP-DVBS (CO)", DVBSConfig(), Constrained(), READING),
     ("pendulum-dvbs-co", "DVBS (CO)", DVBSConfig(prior="network"), Constrained(), READING),
     ("pendulum-dvbs-annealing", "DVBS (annealing)", DVBSConfig(prior="network"), ANNEALED, READING_ANNEALED),
@@ -53,13 +54,14 @@ ROWS = (
     ("pendulum-dks-co", "DKS (CO)", DKSConfig(prior="gaussian"), Constrained(), READING),
     ("pendulum-dks-annealing", "DKS (annealing)", DKSConfig(prior="gaussian"), ANNEALED, READING_ANNEALED),
     ("pendulum-vhp-kvae-co", "VHP-KVAE (CO)", KVAEConfig(), Constrained(), KALMAN),
-    ("pendulum-kvae-annealing", "KVAE (annealing)", KVAEConfig(prior="gaussian"), ANNEALED, KALMAN),
+    ("pendulum-kvae-annealing", "KVAE (annealing)", KVAEConfig(prior="gaussian"), ANNEALED, KALMAN_ANNEALED),
     ("pendulum-vhp-rssm-co", "VHP-RSSM (CO)", RSSMConfig(), Constrained(), RECURRENT),
     ("pendulum-rssm-annealing", "RSSM (annealing)", RSSMConfig(prior="gaussian"), ANNEALED, RECURRENT_ANNEALED),
 )
 
 ANGLE = ReacherData("angle")
 ANGLE_KALMAN = dataclasses.replace(KALMAN, batch=128)
+ANGLE_KALMAN_ANNEALED = dataclasses.replace(KALMAN_ANNEALED, batch=128)
 ANGLE_READING = dataclasses.replace(READING, batch=128)
 ANGLE_READING_ANNEALED = dataclasses.replace(READING_ANNEALED, batch=128)
 ANGLE_EKVAE = EKVAEConfig(states=4, encoder=(128,), decoder=(128,), bases=8, alpha=(64, 64))
@@ -73,7 +75,7 @@ def _gaussian(model: Any, prior: str = "gaussian") -> Any:
 
 ANGLE_ROWS = (
     ("reacher-angle-vhp-ekvae-co", "VHP-EKVAE (CO)", ANGLE_EKVAE, Constrained(), ANGLE_KALMAN),
-    ("reacher-angle-ekvae-annealing", "EKVAE (annealing)", _gaussian(ANGLE_EKVAE), ANNEALED, ANGLE_KALMAN),
+    ("reacher-angle-ekvae-annealing", "EKVAE (annealing)", _gaussian(ANGLE_EKVAE), ANNEALED, ANGLE_KALMAN_ANNEALED),
     ("reacher-angle-vhp-dvbs-co", "VHP-DVBS (CO)", ANGLE_DVBS, Constrained(), ANGLE_READING),
     (
         "reacher-angle-dvbs-annealing",

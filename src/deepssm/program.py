@@ -13,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from deepssm import files
+from deepssm.errors import DeepSSMError
 from deepssm.models.base import Model
 from deepssm.objectives import Objective
 
@@ -48,6 +50,9 @@ class TrainingConfig:
     precision: Literal["float32", "tensorfloat32"] = "float32"
     """Of matrix products in training. TensorFloat-32 is faster on NVIDIA accelerators and the same elsewhere;
     models are measured in float32."""
+    devices: Literal["one", "all"] = "one"
+    """Train on one device, or split the sequences of each step over all of them, those of other machines too
+    (`deepssm.program.join`)."""
     seed: int = 0
     """The first seed."""
     seeds: int = 1
@@ -94,13 +99,23 @@ class Program:
         decays = {"observation": training.weight_decay, "dynamics": training.dynamics_decay}
         self.decays = {group: decay * _weights(self.shapes[group]) for group, decay in decays.items()}
         self.adam = optax.scale_by_adam()
-        self.seeds = jnp.asarray(training.all_seeds)
-        self.run = jax.jit(self._run, static_argnames="length", compiler_options=_compiler_options())
+        self.seeds = np.asarray(training.all_seeds)
+        self.mesh = Mesh(np.asarray(jax.devices()), ("batch",)) if training.devices == "all" else None
+        self.run = jax.jit(
+            self._run,
+            static_argnames="length",
+            compiler_options=_compiler_options(),
+            out_shardings=self.mesh and NamedSharding(self.mesh, PartitionSpec()),
+        )
 
     def start(self) -> State:
         parameters, optimisers = jax.jit(partial(jax.lax.map, self._start))(self.seeds)
         objective, step = jax.tree.map(self._for_all_seeds, (self.objective.init(), 0))
         return State(parameters, optimisers, objective, step)
+
+    def on_devices(self, arrays: Any) -> Any:
+        """The same arrays on every device that takes part."""
+        return jax.device_put(arrays, self.mesh and NamedSharding(self.mesh, PartitionSpec()))
 
     def models(self, state: State) -> list[Model]:
         def model(index: int) -> Model:
@@ -126,14 +141,15 @@ class Program:
             seed, state = inputs
             return jax.lax.scan(lambda state, _: self._step(seed, state, data), state, length=length)
 
+        seeds = jnp.asarray(self.seeds)
         with jax.default_matmul_precision(self.training.precision):
             if jax.default_backend() == "cpu":
-                return jax.lax.map(one, (self.seeds, state))
-            return jax.vmap(one)((self.seeds, state))
+                return jax.lax.map(one, (seeds, state))
+            return jax.vmap(one)((seeds, state))
 
     def _step(self, seed: Array, state: State, data: tuple[Array, ...]) -> tuple[State, dict[str, Array]]:
         """One step of Alg. 1: distortion and rate, the objective's state, then the gradient under its new weights."""
-        x, u, seen = self._batch(seed, state.step, data)
+        x, u, seen = self._split(self._batch(seed, state.step, data))
         if self.training.shortest:
             seen = self._cut(seed, state, seen)
 
@@ -174,6 +190,12 @@ class Program:
         chosen = jax.lax.dynamic_slice_in_dim(order, step % per_epoch * self.training.batch, self.training.batch)
         return tuple(array[chosen] for array in data)
 
+    def _split(self, batch: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Over the devices: what follows is computed where its sequence is, and gradients are summed."""
+        if self.mesh is None:
+            return batch
+        return jax.lax.with_sharding_constraint(batch, NamedSharding(self.mesh, PartitionSpec("batch")))
+
     def _cut(self, seed: Array, state: State, seen: Array) -> Array:
         sequences, frames = seen.shape
         lengths = jax.random.randint(_key(seed, 3, state.step), (sequences, 1), self.training.shortest, frames + 1)
@@ -192,6 +214,17 @@ class Program:
             arrays = [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]
             parts.append(jax.tree.unflatten(structure, arrays))
         return eqx.combine(*parts, self.static)
+
+
+def join(coordinator: str, processes: int, process: int) -> None:
+    """Become one of several processes, on one machine or on many, that train together (`jax.distributed`)."""
+    try:
+        jax.distributed.initialize(coordinator, processes, process)
+    except (RuntimeError, ValueError) as error:
+        raise DeepSSMError(
+            f"Process {process} of {processes} cannot join {coordinator}: {error}. Give every process the same address "
+            "of process 0 (host:port) and a number of its own from 0 on."
+        ) from error
 
 
 def use_compilation_cache() -> None:

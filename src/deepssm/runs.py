@@ -89,7 +89,9 @@ def train(experiment: Experiment, folder: Path, resume: bool = False, watch: Wat
             )
     elif checkpoint.exists():
         raise DeepSSMError(f"{folder} already holds a run. Go on with it by --resume, or give another --out.")
-    files.write_json(folder / "config.json", encode(experiment))
+    first = jax.process_index() == 0
+    if first:
+        files.write_json(folder / "config.json", encode(experiment))
     if isinstance(experiment.data, ReacherData):
         experiment.data.prepare(lambda done, total: watch("data", done, total, {}) if watch else None)
     data = sequences.check(experiment.data.generate())
@@ -111,7 +113,8 @@ def train(experiment: Experiment, folder: Path, resume: bool = False, watch: Wat
     models = dict(zip(experiment.training.all_seeds, trained.models, strict=True))
     facts = {"train_seconds": trained.seconds, "baseline": getattr(trained.objective, "distortion_baseline", None)}
     results = measure(experiment, models, data, {"diverged": trained.diverged, **facts})
-    files.write_json(folder / "results.json", results)
+    if first:
+        files.write_json(folder / "results.json", results)
     return Run(experiment, models, results)
 
 

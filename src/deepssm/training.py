@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
@@ -64,8 +63,15 @@ def fit(
     """
     if training.batch < 1 or training.steps < 1 or training.seeds < 1 or training.chunk < 1:
         raise DeepSSMError("Steps, batch, seeds and chunk must all be at least 1.")
+    batch = min(training.batch, len(data.x))
+    if training.devices == "all" and batch % jax.device_count():
+        raise DeepSSMError(
+            f"A step's {batch} sequences cannot be split evenly over {jax.device_count()} devices. "
+            f"Give a --batch that is a multiple of {jax.device_count()}."
+        )
     if training.shortest > data.x.shape[1]:
         raise DeepSSMError(f"The shortest cut is {training.shortest} frames, but the sequences have {data.x.shape[1]}.")
+    first = jax.process_index() == 0  # where several processes train together, the first one writes
     checkpoint = None if folder is None else Path(folder) / "checkpoint.deepssm"
     saved = checkpoints.read_header(checkpoint) if resume and checkpoint else None
     if isinstance(objective, Constrained) and objective.distortion_baseline == "auto":
@@ -78,28 +84,34 @@ def fit(
     if saved and checkpoint:
         state, seconds = checkpoints.load(checkpoint, state), saved["seconds"]
         diverged = {int(seed): reason for seed, reason in saved["diverged"].items()}
-    log = checkpoints.Log(Path(folder) / "metrics.jsonl", int(state.step[0]) if saved else 0) if folder else None
+    step = int(state.step[0])
+    log = checkpoints.Log(Path(folder) / "metrics.jsonl", step) if folder and first else None
 
-    arrays = tuple(jnp.asarray(part) for part in (data.x, data.u, data.mask))
+    state, arrays = program.on_devices((state, (data.x, data.u, data.mask)))
     began, last_saved = time.monotonic() - seconds, time.monotonic()
-    while (step := int(state.step[0])) < training.steps:
+    while step < training.steps:
         done = min(step + training.chunk, training.steps)
         proposed, values = program.run(state, arrays, length=done - step)
         metrics = {name: np.asarray(value) for name, value in values.items()}
         diverged = _failures(metrics, step, training.all_seeds) | diverged
         if len(diverged) == training.seeds:
             raise DeepSSMError(_divergence(diverged, checkpoint))
-        alive = jnp.asarray([seed not in diverged for seed in training.all_seeds])
-        state = select(alive, proposed, state)._replace(step=proposed.step)
+        alive = np.asarray([seed not in diverged for seed in training.all_seeds])
+        state = proposed if alive.all() else select(alive, proposed, state)._replace(step=proposed.step)
         if log:
             log.write(step, metrics, training.all_seeds)
-        if checkpoint and (done == training.steps or time.monotonic() - last_saved >= training.checkpoint_seconds):
+        if (
+            checkpoint
+            and first
+            and (done == training.steps or time.monotonic() - last_saved >= training.checkpoint_seconds)
+        ):
             baseline = getattr(objective, "distortion_baseline", None)
             facts = {"step": done, "baseline": baseline, "diverged": diverged, "seconds": time.monotonic() - began}
             checkpoints.save(checkpoint, {**(header or {}), **facts}, state)
             last_saved = time.monotonic()
         watch("training", done, training.steps, metrics)
-    return Fit(program.models(state), objective, time.monotonic() - began, diverged)
+        step = done
+    return Fit(program.models(jax.device_get(state)), objective, time.monotonic() - began, diverged)
 
 
 def find_baseline(
