@@ -110,11 +110,20 @@ def halved(shape: tuple[int, ...], channels: tuple[int, ...]) -> tuple[int, ...]
     return (shape[0] // times, shape[1] // times, channels[-1]) if channels else shape
 
 
+def straight(shape: tuple[int, ...], outputs: int) -> Dense | None:
+    """The straight way past the hidden layers, for observations that are no pictures; begins as the identity.
+
+    Sensors often show positions as they are. A network that starts at random bends them, and with them the velocities.
+    """
+    return Dense(jnp.eye(shape[0], outputs), jnp.zeros(outputs)) if len(shape) == 1 else None
+
+
 class Encoder(eqx.Module):
     """q(a | x) for flat lists of frames: convolutions where there are `channels`, then dense layers."""
 
     convolutions: tuple[Convolution, ...]
     network: GaussianMLP
+    linear: Dense | None
 
     def __init__(
         self,
@@ -128,13 +137,16 @@ class Encoder(eqx.Module):
         key, *keys = jax.random.split(key, 1 + len(channels)) if channels else [key]
         sizes = pairwise((shape[-1], *channels))
         self.convolutions = tuple(Convolution(*size, key) for size, key in zip(sizes, keys, strict=True))
-        self.network = GaussianMLP(features, hidden, outputs, key)
+        self.linear = straight(shape, outputs)
+        self.network = GaussianMLP(features, hidden, outputs, key, gain=1.0 if self.linear is None else 0.1)
 
     def __call__(self, x: Num[Array, "frames *shape"]) -> Diagonal:
         x = intensities(x)
         for layer in self.convolutions:
             x = jax.nn.relu(layer(x))
-        return self.network(x.reshape(len(x), -1).T)
+        x = x.reshape(len(x), -1).T
+        q = self.network(x)
+        return q if self.linear is None else q._replace(m=q.m + self.linear(x))
 
 
 class Decoder(eqx.Module):
@@ -142,6 +154,7 @@ class Decoder(eqx.Module):
 
     network: MLP
     deconvolutions: tuple[Deconvolution, ...]
+    linear: Dense | None
     shape: tuple[int, ...] = eqx.field(static=True)
     sigma: float = eqx.field(static=True)
 
@@ -155,7 +168,9 @@ class Decoder(eqx.Module):
         channels: tuple[int, ...] = (),
     ):
         key, *keys = jax.random.split(key, 1 + len(channels)) if channels else [key]
-        self.network = MLP(inputs, hidden, math.prod(halved(shape, channels)), key, math.sqrt(2) if channels else 1.0)
+        self.linear = straight((inputs,), math.prod(shape)) if len(shape) == 1 else None
+        gain = math.sqrt(2) if channels else 1.0 if self.linear is None else 0.1
+        self.network = MLP(inputs, hidden, math.prod(halved(shape, channels)), key, gain)
         sizes = list(pairwise((shape[-1], *channels)))[::-1]
         gains = [math.sqrt(2)] * (len(channels) - 1) + [1.0] * bool(channels)
         self.deconvolutions = tuple(
@@ -174,6 +189,8 @@ class Decoder(eqx.Module):
             x = x.reshape(-1, *start)
             for layer in self.deconvolutions:
                 x = layer(jax.nn.relu(x))
+        if self.linear is not None:
+            x = x + self.linear(a).T
         return x.reshape(len(x), -1)
 
     def __call__(self, a: Float[Array, "n frames"]) -> Float[Array, "frames *shape"]:

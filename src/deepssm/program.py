@@ -119,7 +119,7 @@ class Program:
 
     def models(self, state: State) -> list[Model]:
         def model(index: int) -> Model:
-            return self._model({group: vectors[index] for group, vectors in state.parameters.items()})
+            return self._model({group: jnp.asarray(vectors[index]) for group, vectors in state.parameters.items()})
 
         return [model(index) for index in range(len(self.seeds))]
 

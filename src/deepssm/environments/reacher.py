@@ -39,7 +39,7 @@ class Reacher:
         return 0.02 * self.repeat
 
 
-class ReacherEnv(gymnasium.Env[NDArray[Any], NDArray[np.float32]]):
+class ReacherEnv(gymnasium.Env[NDArray[Any], NDArray[Any]]):
     """The reacher as a Gymnasium environment.
 
     Observations are the two joint angles (shoulder, wrist; radians, the shoulder's is not wrapped) or pictures
@@ -47,11 +47,11 @@ class ReacherEnv(gymnasium.Env[NDArray[Any], NDArray[np.float32]]):
     finger touches it; without one it is 0.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}  # type: ignore[misc]
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 25}  # type: ignore[misc]
 
     def __init__(
         self,
-        observation: Observation = "rgb",
+        observation: str = "rgb",
         target: float | None = None,
         reacher: Reacher | None = None,
         render_mode: str | None = None,
@@ -101,7 +101,7 @@ class ReacherEnv(gymnasium.Env[NDArray[Any], NDArray[np.float32]]):
             self.physics.data.qpos[:], self.physics.data.qvel[:] = np.split(state, 2)
             self.physics.named.model.geom_pos["target", :2] = target
 
-    def step(self, action: NDArray[np.float32]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: NDArray[Any]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.advance(action)
         info = self._info()
         touching = self.target is not None and info["distance"] <= self.target + 0.01

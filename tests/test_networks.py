@@ -1,0 +1,68 @@
+"""Encoders and decoders of frames."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from deepssm import DeepSSMError
+from deepssm.data.sequences import intensities
+from deepssm.networks import Convolution, Decoder, Deconvolution, Encoder
+
+KEY = jax.random.key(0)
+SHAPE, CHANNELS = (16, 24, 3), (4, 6)
+
+
+def test_a_convolution_is_a_sum_over_its_window():
+    layer = Convolution(2, 3, KEY)
+    x = jax.random.normal(KEY, (1, 8, 8, 2))
+    padded = np.pad(np.asarray(x[0]), ((1, 2), (1, 2), (0, 0)))
+    wanted = np.einsum("hwi,hwio->o", padded[4:9, 2:7], layer.W) + layer.b
+    np.testing.assert_allclose(layer(x)[0, 2, 1], wanted, atol=1e-5)
+
+
+def test_deconvolutions_double_and_keep_the_scale():
+    x = jax.random.normal(KEY, (4, 16, 16, 32))
+    y = Deconvolution(32, 32, KEY)(jax.nn.relu(x))
+    assert y.shape == (4, 32, 32, 32)
+    assert 0.5 < y.std() < 2
+
+
+def test_the_decoder_mirrors_the_encoder():
+    encoder = Encoder(SHAPE, (10,), 2, KEY, CHANNELS)
+    decoder = Decoder(2, (10,), SHAPE, 0.1, KEY, CHANNELS)
+    x = jax.random.uniform(KEY, (5, *SHAPE))
+    q = encoder(x)
+    assert q.m.shape == (2, 5)
+    assert decoder(q.m).shape == x.shape
+    shapes = [layer.W.shape for layer in encoder.convolutions]
+    assert [(*layer.W.shape[:2], *layer.W.shape[:1:-1]) for layer in decoder.deconvolutions[::-1]] == shapes
+    error = (np.asarray(x) - decoder(q.m)) / 0.1
+    wanted = -0.5 * (error**2).sum((1, 2, 3)) - x[0].size * (np.log(0.1) + 0.5 * np.log(2 * np.pi))
+    np.testing.assert_allclose(decoder.log_prob(x, q.m), wanted, rtol=1e-5)
+
+
+def test_bytes_are_intensities():
+    encoder = Encoder(SHAPE, (10,), 2, KEY, CHANNELS)
+    decoder = Decoder(2, (10,), SHAPE, 0.1, KEY, CHANNELS)
+    x = jax.random.randint(KEY, (5, *SHAPE), 0, 256).astype(jnp.uint8)
+    assert intensities(x).max() <= 1
+    a = encoder(x).m
+    np.testing.assert_array_equal(a, encoder(intensities(x)).m)
+    np.testing.assert_array_equal(decoder.log_prob(x, a), decoder.log_prob(intensities(x), a))
+
+
+def test_sensors_start_as_they_are():
+    """Only observations that are no pictures have a straight way past the network."""
+    x = jax.random.normal(KEY, (50, 2))
+    encoder, decoder = Encoder((2,), (20,), 2, KEY), Decoder(4, (20,), (2,), 0.1, KEY)
+    assert np.corrcoef(encoder(x).m[0], x[:, 0])[0, 1] > 0.98
+    z = jnp.concatenate([x.T, jnp.zeros((2, 50))])
+    assert np.corrcoef(decoder(z)[:, 1], x[:, 1])[0, 1] > 0.98
+    assert Encoder((8, 8), (20,), 2, KEY).linear is None
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (12, 18, 3), (7,)])
+def test_pictures_that_cannot_be_halved_are_named(shape):
+    with pytest.raises(DeepSSMError, match="multiples of 4"):
+        Encoder(shape, (10,), 2, KEY, CHANNELS)
