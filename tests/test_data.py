@@ -1,6 +1,7 @@
 """Data files: what is written is read; what is broken is named."""
 
 import json
+import struct
 import zipfile
 
 import numpy as np
@@ -80,16 +81,22 @@ def test_broken_files_are_named(dataset, tmp_path):
         load(path)
 
 
-def test_altered_file_is_refused(dataset, tmp_path):
+@pytest.mark.parametrize("array", ["about", "train/x", "validation/u", "test/mask", "test/state"])
+def test_altered_file_is_refused(array, dataset, tmp_path):
+    """Any bit of any array, at its beginning or its end."""
     path = tmp_path / "data.npz"
     save(dataset, path)
-    content = bytearray(path.read_bytes())
+    whole = path.read_bytes()
     with zipfile.ZipFile(path) as archive:
-        place = archive.getinfo("train/x.npy").header_offset + 2000
-    content[place] ^= 0xFF
-    path.write_bytes(bytes(content))
-    with pytest.raises(DeepSSMError):
-        load(path)
+        member = archive.getinfo(f"{array}.npy")
+    name, extra = struct.unpack_from("<HH", whole, member.header_offset + 26)
+    begin = member.header_offset + 30 + name + extra
+    for place in (begin + 2, begin + member.compress_size // 2, begin + member.compress_size - 4):
+        content = bytearray(whole)
+        content[place] ^= 0x10
+        path.write_bytes(bytes(content))
+        with pytest.raises(DeepSSMError):
+            load(path)
 
 
 def test_other_versions_are_refused(dataset, tmp_path):

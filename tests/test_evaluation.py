@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import tiny
+from deepssm import evaluation
 from deepssm.data.sequences import About, Variable
 from deepssm.evaluation import evaluate, identification, r_squared
 
@@ -55,6 +56,28 @@ def test_prediction_errors_frame_by_frame():
         assert results[f"mse_predict_{name}"] == pytest.approx(np.mean(errors), rel=1e-4)
     assert results["elbo"] == pytest.approx(-results["distortion"] - results["rate"], rel=1e-5)
     assert set(results["r2"]) == {"angle", "velocity"}
+
+
+def test_large_data_are_measured_in_parts(monkeypatch):
+    model, test = tiny.model(1), DATASET.test
+    whole = evaluate(model, test, DATASET.about)
+    monkeypatch.setattr(evaluation, "AT_ONCE", 5 * test.x[0].size)
+    parts = evaluate(model, test, DATASET.about)
+    assert set(parts) == set(whole)
+    for name in ("r2", "r2_first", "r2_iterated", "r2_positions", "r2_others"):
+        assert parts[name] == pytest.approx(whole[name], abs=1e-5)
+    for name in ("mse_predict_smoothed", "mse_predict_iterated", "mse_predict_filtered", "horizon_filtered"):
+        assert parts[name] == pytest.approx(whole[name], rel=1e-5)
+    assert parts["elbo"] == pytest.approx(whole["elbo"], rel=0.3)  # other samples
+
+
+def test_dimensions_that_pictures_come_from_are_measured_alone():
+    model, test = tiny.model(1), DATASET.test
+    results = evaluate(model, test, DATASET.about)
+    states = np.asarray(model.smooth(*(jnp.asarray(part) for part in test[:3]), iterations=0).mean)
+    assert results["r2_others"] == pytest.approx(identification(states[..., 2:], test.state, DATASET.about))
+    assert results["r2_positions"] == pytest.approx(identification(states[..., :2], test.state, DATASET.about))
+    assert "r2_others" not in evaluate(tiny.model(1, emission="learned"), test, DATASET.about)
 
 
 def test_unseen_frames_are_not_counted():

@@ -32,6 +32,9 @@ def test_velocities_turn_a_circle_or_move_as_many_positions():
     z = jnp.asarray([[2.0], [1.0], [0.5]])
     np.testing.assert_allclose(turned(z, 2)[:, 0], [-0.5, 1.0, 0.0])
     np.testing.assert_allclose(turned(jnp.asarray([2.0, 1.0, 0.5, 0.1]), 2), [0.5, 0.1, 0.0, 0.0])
+    # A circle and a line, as for the joints of the reacher.
+    np.testing.assert_allclose(turned(jnp.asarray([2.0, 1.0, 7.0, 0.5, 0.1]), 3), [-0.5, 1.0, 0.1, 0.0, 0.0])
+    np.testing.assert_allclose(turned(jnp.asarray([2.0, 1.0, 0.0, 3.0, 0.5, 2.0]), 4), [-0.5, 1.0, -6.0, 0.0, 0.0, 0.0])
 
 
 @pytest.mark.parametrize(("states", "positions"), [(3, 2), (4, 2)])

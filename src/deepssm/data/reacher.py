@@ -171,6 +171,6 @@ def _load(path: Path) -> Sequences:
     try:
         with np.load(path, allow_pickle=False) as archive:
             x, u, state = (archive[name] for name in ("x", "u", "state"))
-    except (OSError, ValueError, KeyError) as error:
+    except sequences.BROKEN as error:
         raise DeepSSMError(f"The part {path} is broken: {error}. Delete it and run the same command again.") from error
     return Sequences(x, u, np.ones(x.shape[:2], bool), state)

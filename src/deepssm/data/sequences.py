@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -69,6 +70,8 @@ class Dataset(NamedTuple):
 
 
 SPLITS = ("train", "validation", "test")
+BROKEN = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+"""What reading a truncated or altered archive may raise."""
 
 
 def intensities(x: Any) -> Any:
@@ -140,7 +143,7 @@ def load(path: Path) -> Dataset:
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError as error:
         raise DeepSSMError(f"No data file {path}. Make one with 'deepssm data pendulum --out {path}'.") from error
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except BROKEN as error:
         raise DeepSSMError(f"{path} is not a whole .npz file: {error}. Copy or make it again.") from error
     try:
         about = json.loads(arrays["about"].tobytes())
