@@ -9,6 +9,7 @@ Every ratio compares medians of rounds that take turns. Results go to results/be
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import subprocess
 import sys
@@ -179,6 +180,41 @@ def first_step_seconds(cache: str) -> float:
     return float(done.stdout.split()[-1])
 
 
+def pictures(sequences: int, stored: int) -> tuple[Callable[[], Any], float, float]:
+    """A training step on RGB pictures of the reacher: the step, its arithmetic (FLOP) and its memory beside the data.
+
+    The arithmetic is that of all convolutions and products with frames, forward and backward.
+    """
+    experiment = PRESETS["reacher-rgb-vhp-ekvae-co"]
+    shape, frames = (64, 64, 3), 30
+    training = dataclasses.replace(experiment.training, batch=sequences)
+    program = Program(lambda seed: experiment.model.build(shape, 2, jax.random.key(seed)), Constrained(0.0), training)
+    generator = np.random.default_rng(0)
+    x = generator.integers(0, 256, (stored, frames, *shape), np.uint8)
+    data = program.on_devices((x, np.zeros((stored, frames, 2), np.float32), np.ones((stored, frames), bool)))
+    state = program.on_devices(program.start())
+    compiled = program.run.lower(state, data, length=1).compile()
+    model = program.models(state)[0]
+    pixels = [4096 >> 2 * layer for layer in range(4)]  # of a picture before and after each convolution
+    convolved = [
+        *((layer.W.size, pixels[index + 1]) for index, layer in enumerate(model.encoder.convolutions)),
+        *((layer.W.size, pixels[3 - index]) for index, layer in enumerate(model.decoder.deconvolutions)),
+    ]
+    dense = [layer.W.size for layer in (*model.encoder.network.mlp.layers, *model.decoder.network.layers)]
+    products = sum(weights * places for weights, places in convolved) + sum(dense)
+    arithmetic = 3 * 2 * sequences * frames * products
+    memory = compiled.memory_analysis().temp_size_in_bytes
+    return lambda: jax.block_until_ready(compiled(state, data)), arithmetic, memory
+
+
+def matmul_peak(size: int, repeat: int) -> tuple[Callable[[], Any], float]:
+    """Products of large matrices at the precision of the RGB preset, and their arithmetic (FLOP)."""
+    precision = PRESETS["reacher-rgb-vhp-ekvae-co"].training.precision
+    A = jnp.ones((size, size)) / size
+    run = jax.jit(lambda A: jax.lax.fori_loop(0, repeat, lambda _, B: jnp.matmul(A, B, precision=precision), A))
+    return lambda: jax.block_until_ready(run(A)), repeat * 2 * size**3
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
@@ -195,7 +231,17 @@ def main() -> None:
     def milliseconds(times: dict[str, float]) -> str:
         return ", ".join(f"{name} {1e3 * value:.2f} ms" for name, value in times.items())
 
+    def note_pictures(sequences: int, peak_size: int, repeat: int) -> None:
+        step, arithmetic, memory = pictures(sequences, 2 * sequences)
+        product, product_arithmetic = matmul_peak(peak_size, repeat)
+        times = race(rounds, step=step, product=product)
+        speed, peak = arithmetic / times["step"], product_arithmetic / times["product"]
+        detail = f"{30 * sequences / times['step']:.0f} frames/s, {speed / 1e12:.2f} of {peak / 1e12:.2f} TFLOP/s"
+        note(f"RGB step, {sequences} x 30 frames: fraction of the matmul peak", speed / peak, "", detail)
+        note(f"RGB step, {sequences} x 30 frames: GB of memory beside the data", memory / 1e9, "", "")
+
     if jax.default_backend() == "cpu":
+        note_pictures(8, 2048, 4)
         with tempfile.TemporaryDirectory() as cache:
             note("seconds to compile the training step", compile_seconds(), "<= 10", "")
             note("seconds to the first training step", first_step_seconds(cache), "", "with initialisation")
@@ -214,6 +260,7 @@ def main() -> None:
             what = f"dynamax filter + smoother over ours, {sequences} x {frames}"
             note(what, times["dynamax"] / times["ours"], ">= 1.5", milliseconds(times))
     else:
+        note_pictures(64, 8192, 20)
         times = race(rounds, step=our_step(8), torch=torch_step(2))
         each = {"seed-step": times["step"] / CHUNK / 8, "torch": times["torch"] / 2}
         ratio = each["torch"] / each["seed-step"]

@@ -21,6 +21,12 @@ def test_a_convolution_is_a_sum_over_its_window():
     np.testing.assert_allclose(layer(x)[0, 2, 1], wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [Convolution, Deconvolution])
+def test_products_of_windows_are_convolutions(kind):
+    layer, x = kind(3, 4, KEY), jax.random.normal(KEY, (2, 8, 12, 3))
+    np.testing.assert_allclose(layer.product(x), layer.convolve(x), atol=1e-5)
+
+
 def test_deconvolutions_double_and_keep_the_scale():
     x = jax.random.normal(KEY, (4, 16, 16, 32))
     y = Deconvolution(32, 32, KEY)(jax.nn.relu(x))

@@ -72,7 +72,10 @@ class GaussianMLP(eqx.Module):
 
 
 class Convolution(eqx.Module):
-    """5 x 5 with stride 2, on flat lists of pictures (frames, height, width, channels): halves their size."""
+    """5 x 5 with stride 2, on flat lists of pictures (frames, height, width, channels): halves their size.
+
+    On a CPU as one matrix product of all windows, since XLA's convolutions are slow there inside of loops.
+    """
 
     W: Float[Array, "5 5 inputs outputs"]
     b: Float[Array, " outputs"]
@@ -82,7 +85,15 @@ class Convolution(eqx.Module):
         self.b = jnp.zeros(outputs)
 
     def __call__(self, x: Float[Array, "frames h w inputs"]) -> Float[Array, "frames h2 w2 outputs"]:
-        return jax.lax.conv_general_dilated(x, self.W, (2, 2), "SAME", dimension_numbers=PICTURES) + self.b
+        if jax.default_backend() != "cpu":
+            return self.convolve(x) + self.b
+        return jax.checkpoint(type(self).product)(self, x) + self.b  # windows are made again, not kept
+
+    def convolve(self, x: Array) -> Array:
+        return jax.lax.conv_general_dilated(x, self.W, (2, 2), "SAME", dimension_numbers=PICTURES)
+
+    def product(self, x: Array) -> Array:
+        return windows(x, 5, (1, 2), 2) @ self.W.reshape(-1, self.W.shape[3])
 
 
 class Deconvolution(Convolution):
@@ -92,8 +103,26 @@ class Deconvolution(Convolution):
         super().__init__(inputs, outputs, key)
         self.W = self.W * (gain * math.sqrt(2))  # with stride 2 a quarter of the kernel meets each pixel
 
-    def __call__(self, x: Float[Array, "frames h w inputs"]) -> Float[Array, "frames h2 w2 outputs"]:
-        return jax.lax.conv_transpose(x, self.W, (2, 2), "SAME", dimension_numbers=PICTURES) + self.b
+    def convolve(self, x: Array) -> Array:
+        return jax.lax.conv_transpose(x, self.W, (2, 2), "SAME", dimension_numbers=PICTURES)
+
+    def product(self, x: Array) -> Array:
+        """Even rows of the result come from the odd rows of the kernel, odd ones from the even; columns alike."""
+        W = jnp.stack([jnp.pad(self.W[1::2], ((0, 1), (0, 0), (0, 0), (0, 0))), self.W[0::2]])
+        W = jnp.stack([jnp.pad(W[:, :, 1::2], ((0, 0), (0, 0), (0, 1), (0, 0), (0, 0))), W[:, :, 0::2]])
+        W = jnp.transpose(W, (2, 3, 4, 1, 0, 5))  # 3, 3, inputs, row, column, outputs
+        frames, height, width, inputs = x.shape
+        pixels = windows(x, 3, (1, 1), 1) @ W.reshape(9 * inputs, -1)
+        pixels = pixels.reshape(frames, height, width, 2, 2, -1)
+        return jnp.transpose(pixels, (0, 1, 3, 2, 4, 5)).reshape(frames, 2 * height, 2 * width, -1)
+
+
+def windows(x: Float[Array, "frames h w c"], size: int, padding: tuple[int, int], stride: int) -> Array:
+    """What each place of a convolution sees, (frames, h / stride, w / stride, size * size * c)."""
+    height, width = x.shape[1:3]
+    x = jnp.pad(x, ((0, 0), padding, padding, (0, 0)))
+    shifts = [(row, column) for row in range(size) for column in range(size)]
+    return jnp.concatenate([x[:, r : r + height : stride, c : c + width : stride] for r, c in shifts], axis=-1)
 
 
 PICTURES = ("NHWC", "HWIO", "NHWC")
