@@ -12,7 +12,7 @@ import ray
 from rich.console import Console
 
 import tiny
-from deepssm import cli, cluster, experiments, studies
+from deepssm import cli, cluster, experiments, studies, tables
 from deepssm.data import sequences
 from deepssm.errors import DeepSSMError
 from deepssm.experiments import Study
@@ -158,3 +158,14 @@ def test_a_mistake_on_a_worker_comes_home_as_a_sentence(tmp_path):
         studies.carry_out(Study("", {"one": broken}), tmp_path, backend, lambda rows: None)
     with pytest.raises(DeepSSMError, match="asks for 64 CPUs, but the cluster has 2"):
         studies.carry_out(Study("", SMALL), tmp_path, cluster.on_ray(Console(quiet=True), cpus=64.0), lambda rows: None)
+
+
+def test_every_velocity_must_be_found():
+    def run(*velocities: float) -> dict:
+        r2 = {"angle_1": 1.0, **{f"velocity_{index}": value for index, value in enumerate(velocities)}}
+        errors = {f"mse_predict_{kind}": 1e-3 for kind in ("smoothed", "iterated", "filtered")}
+        made = {"steps": 1, "device": "cpu", "versions": {}, "commit": "x", "noise_floor": None}
+        return {"elbo": 1.0, "r2": r2, **errors, **made}
+
+    row = {"row": "model", "paper": None, "runs": [run(0.99, 0.97), run(0.99, 0.5), run(0.2, 0.99), run(0.99, 0.98)]}
+    assert "| model | 4 | 50% |" in tables.markdown("title", [row])

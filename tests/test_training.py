@@ -18,8 +18,9 @@ import pytest
 
 import tiny
 from deepssm import DeepSSMError, checkpoints, runs
+from deepssm.models.ekvae import EKVAEConfig
 from deepssm.objectives import Annealed, Constrained, Elbo
-from deepssm.program import Program
+from deepssm.program import Program, TrainingConfig
 from deepssm.training import fit
 
 DATA = tiny.DATA.generate().train
@@ -236,3 +237,21 @@ def _stamp(folder: Path) -> float:
         return (folder / "checkpoint.deepssm").stat().st_mtime_ns
     except FileNotFoundError:
         return 0.0
+
+
+def test_memory_does_not_grow_with_the_number_of_sequences():
+    """Beyond the data themselves, which stay bytes."""
+    config = EKVAEConfig(channels=(4, 8), encoder=(16,), decoder=(16,), bases=2, alpha=(8,), prior_hidden=(8,))
+
+    def memory(sequences: int) -> tuple[int, int]:
+        program = Program(
+            lambda seed: config.build((16, 16, 3), 1, jax.random.key(seed)), Constrained(0.0), TrainingConfig(batch=4)
+        )
+        kinds = {(16, 16, 3): jnp.uint8, (1,): jnp.float32, (): jnp.bool_}
+        data = tuple(jax.ShapeDtypeStruct((sequences, 5, *shape), kind) for shape, kind in kinds.items())
+        found = program.run.lower(program.start(), data, length=2).compile().memory_analysis()
+        return found.argument_size_in_bytes, found.temp_size_in_bytes
+
+    (few, few_beside), (many, many_beside) = memory(8), memory(1008)
+    assert many - few == pytest.approx(1000 * 5 * (16 * 16 * 3 + 4 + 1), rel=0.01)
+    assert many_beside - few_beside < 100_000  # the order of an epoch

@@ -52,7 +52,7 @@ def verdict(results: dict[str, Any]) -> str:
         return f"Training diverged ({results['diverged']})."
     floor, error = results.get("noise_floor"), results["mse_predict_iterated"]
     against = f", {error / floor:.1f} times the noise floor" if floor else ""
-    prediction = f"Predicted from five frames, the pictures are off by {error:.1e} (mean squared error){against}."
+    prediction = f"Predicted from five frames, the observations are off by {error:.1e} (mean squared error){against}."
     constraint = ""
     if results.get("baseline") is not None:
         met = results["distortion"] <= results["baseline"]
@@ -60,10 +60,10 @@ def verdict(results: dict[str, Any]) -> str:
     if "r2" not in results:
         return prediction + constraint
     lowest = min(results["r2"], key=results["r2"].get)
-    figures = ", ".join(f"R² {value:.3f} for the {name}" for name, value in results["r2"].items())
+    figures = ", ".join(f"R² {value:.3f} for {name}" for name, value in results["r2"].items())
     if results["r2"][lowest] > 0.95:
         return f"The model has identified the dynamics: {figures}. {prediction}{constraint}"
-    return f"The model has not found the {lowest}: {figures}. {prediction}{constraint}"
+    return f"The model has not found {lowest}: {figures}. {prediction}{constraint}"
 
 
 def _row(cells: list[str], tag: str) -> str:
