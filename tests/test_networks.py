@@ -1,11 +1,12 @@
 """Encoders and decoders of frames."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deepssm import DeepSSMError
+from deepssm import DeepSSMError, networks
 from deepssm.data.sequences import intensities
 from deepssm.networks import Convolution, Decoder, Deconvolution, Encoder
 
@@ -46,6 +47,20 @@ def test_the_decoder_mirrors_the_encoder():
     error = (np.asarray(x) - decoder(q.m)) / 0.1
     wanted = -0.5 * (error**2).sum((1, 2, 3)) - x[0].size * (np.log(0.1) + 0.5 * np.log(2 * np.pi))
     np.testing.assert_allclose(decoder.log_prob(x, q.m), wanted, rtol=1e-5)
+
+
+def test_blocks_of_frames_are_all_frames(monkeypatch):
+    x = jax.random.uniform(KEY, (7, *SHAPE))
+    models = Encoder(SHAPE, (10,), 2, KEY, CHANNELS), Decoder(2, (10,), SHAPE, 0.1, KEY, CHANNELS)
+
+    def loss(models: tuple) -> jax.Array:
+        encoder, decoder = models
+        return decoder.log_prob(x, encoder(x).m).mean()
+
+    whole = eqx.filter_value_and_grad(loss)(models)
+    monkeypatch.setattr(networks, "BLOCK", 3)
+    for one, two in zip(jax.tree.leaves(whole), jax.tree.leaves(eqx.filter_value_and_grad(loss)(models)), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-3)
 
 
 def test_bytes_are_intensities():

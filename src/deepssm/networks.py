@@ -7,6 +7,7 @@ so that all frames of all sequences go through one large matrix product.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import accumulate, pairwise
 from typing import Literal
 
@@ -87,7 +88,7 @@ class Convolution(eqx.Module):
     def __call__(self, x: Float[Array, "frames h w inputs"]) -> Float[Array, "frames h2 w2 outputs"]:
         if jax.default_backend() != "cpu":
             return self.convolve(x) + self.b
-        return jax.checkpoint(type(self).product)(self, x) + self.b  # windows are made again, not kept
+        return self.product(x) + self.b
 
     def convolve(self, x: Array) -> Array:
         return jax.lax.conv_general_dilated(x, self.W, (2, 2), "SAME", dimension_numbers=PICTURES)
@@ -125,6 +126,14 @@ def windows(x: Float[Array, "frames h w c"], size: int, padding: tuple[int, int]
     return jnp.concatenate([x[:, r : r + height : stride, c : c + width : stride] for r, c in shifts], axis=-1)
 
 
+def in_blocks(f: Callable[[Array], Array], frames: Array) -> Array:
+    """f of a list of frames. On a CPU, where windows take much room, block by block: also in the backward pass."""
+    if jax.default_backend() != "cpu" or len(frames) <= BLOCK:
+        return f(frames)
+    return jax.lax.map(jax.checkpoint(lambda frame: f(frame[None])[0]), frames, batch_size=BLOCK)
+
+
+BLOCK = 256
 PICTURES = ("NHWC", "HWIO", "NHWC")
 
 
@@ -170,12 +179,17 @@ class Encoder(eqx.Module):
         self.network = GaussianMLP(features, hidden, outputs, key, gain=1.0 if self.linear is None else 0.1)
 
     def __call__(self, x: Num[Array, "frames *shape"]) -> Diagonal:
+        if self.convolutions:
+            x = in_blocks(self._convolve, x)
+        x = intensities(x).reshape(len(x), -1).T
+        q = self.network(x)
+        return q if self.linear is None else q._replace(m=q.m + self.linear(x))
+
+    def _convolve(self, x: Num[Array, "frames *shape"]) -> Float[Array, "frames h w c"]:
         x = intensities(x)
         for layer in self.convolutions:
             x = jax.nn.relu(layer(x))
-        x = x.reshape(len(x), -1).T
-        q = self.network(x)
-        return q if self.linear is None else q._replace(m=q.m + self.linear(x))
+        return x
 
 
 class Decoder(eqx.Module):
@@ -215,12 +229,15 @@ class Decoder(eqx.Module):
         x = jnp.tensordot(self.network.features(a), last.W, (0, 0)) + last.b
         if self.deconvolutions:
             start = halved(self.shape, tuple(layer.W.shape[2] for layer in self.deconvolutions[::-1]))
-            x = x.reshape(-1, *start)
-            for layer in self.deconvolutions:
-                x = layer(jax.nn.relu(x))
+            x = in_blocks(self._deconvolve, x.reshape(-1, *start))
         if self.linear is not None:
             x = x + self.linear(a).T
         return x.reshape(len(x), -1)
+
+    def _deconvolve(self, x: Float[Array, "frames h w c"]) -> Float[Array, "frames *shape"]:
+        for layer in self.deconvolutions:
+            x = layer(jax.nn.relu(x))
+        return x
 
     def __call__(self, a: Float[Array, "n frames"]) -> Float[Array, "frames *shape"]:
         """The mean picture."""
