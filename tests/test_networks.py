@@ -74,13 +74,15 @@ def test_bytes_are_intensities():
 
 
 def test_sensors_start_as_they_are():
-    """Only observations that are no pictures have a straight way past the network."""
+    """As many as there are dimensions, or fewer: they have a straight way past the network."""
     x = jax.random.normal(KEY, (50, 2))
     encoder, decoder = Encoder((2,), (20,), 2, KEY), Decoder(4, (20,), (2,), 0.1, KEY)
     assert np.corrcoef(encoder(x).m[0], x[:, 0])[0, 1] > 0.98
     z = jnp.concatenate([x.T, jnp.zeros((2, 50))])
     assert np.corrcoef(decoder(z)[:, 1], x[:, 1])[0, 1] > 0.98
     assert Encoder((8, 8), (20,), 2, KEY).linear is None
+    assert Encoder((3,), (20,), 2, KEY).linear is None
+    assert Decoder(2, (20,), (3,), 0.1, KEY).linear is None
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (12, 18, 3), (7,)])

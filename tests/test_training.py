@@ -211,7 +211,7 @@ def test_killed_at_random_moments_and_resumed_ends_with_the_same_bits(tmp_path):
         before = _stamp(folder)
         while process.poll() is None and _stamp(folder) == before:
             time.sleep(0.005)
-        time.sleep(generator.uniform(0, 0.5))
+        time.sleep(generator.uniform(0, 0.25))
         if process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)
             kills += 1

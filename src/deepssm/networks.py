@@ -148,12 +148,13 @@ def halved(shape: tuple[int, ...], channels: tuple[int, ...]) -> tuple[int, ...]
     return (shape[0] // times, shape[1] // times, channels[-1]) if channels else shape
 
 
-def straight(shape: tuple[int, ...], outputs: int) -> Dense | None:
-    """The straight way past the hidden layers, for observations that are no pictures; begins as the identity.
+def straight(inputs: int, outputs: int) -> Dense:
+    """The straight way past the hidden layers, for as many sensors as there are dimensions or fewer.
 
-    Sensors often show positions as they are. A network that starts at random bends them, and with them the velocities.
+    Sensors often show positions as they are, and this begins as the identity. A network alone, which starts at random,
+    bends them, and with them the velocities.
     """
-    return Dense(jnp.eye(shape[0], outputs), jnp.zeros(outputs)) if len(shape) == 1 else None
+    return Dense(jnp.eye(inputs, outputs), jnp.zeros(outputs))
 
 
 class Encoder(eqx.Module):
@@ -175,7 +176,7 @@ class Encoder(eqx.Module):
         key, *keys = jax.random.split(key, 1 + len(channels)) if channels else [key]
         sizes = pairwise((shape[-1], *channels))
         self.convolutions = tuple(Convolution(*size, key) for size, key in zip(sizes, keys, strict=True))
-        self.linear = straight(shape, outputs)
+        self.linear = straight(*shape, outputs) if len(shape) == 1 and shape[0] <= outputs else None
         self.network = GaussianMLP(features, hidden, outputs, key, gain=1.0 if self.linear is None else 0.1)
 
     def __call__(self, x: Num[Array, "frames *shape"]) -> Diagonal:
@@ -211,7 +212,7 @@ class Decoder(eqx.Module):
         channels: tuple[int, ...] = (),
     ):
         key, *keys = jax.random.split(key, 1 + len(channels)) if channels else [key]
-        self.linear = straight((inputs,), math.prod(shape)) if len(shape) == 1 else None
+        self.linear = straight(inputs, *shape) if len(shape) == 1 and shape[0] <= inputs else None
         gain = math.sqrt(2) if channels else 1.0 if self.linear is None else 0.1
         self.network = MLP(inputs, hidden, math.prod(halved(shape, channels)), key, gain)
         sizes = list(pairwise((shape[-1], *channels)))[::-1]
