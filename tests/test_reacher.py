@@ -174,13 +174,13 @@ def test_parts_of_other_data_are_not_taken(tmp_path, monkeypatch):
     np.testing.assert_array_equal(sequences.load(path).train.u, sequences.load(tmp_path / "alone.npz").train.u)
 
 
-FEW = "--sequences 8 --test-sequences 4 --frames 7 --before 5 --steps 6 --batch 4 --baseline-steps 50".split()
+FEW = "--sequences 8 --test-sequences 4 --frames 7 --before 5 --steps 6 --batch 4".split()
 
 
 @pytest.mark.parametrize("model", ["vhp-ekvae-co", "vhp-dvbs-co", "dks-annealing"])
 def test_angles_are_learned_through_the_command(model, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("DEEPSSM_CACHE", str(tmp_path / "cache"))
-    options = [*FEW, "--decoder", "8", "--seeds", "2"]
+    options = [*FEW, "--decoder", "8", "--seeds", "2", "--baseline-steps", "50"]
     assert cli.main(["train", f"reacher-angle-{model}", *options, "--out", str(tmp_path / "run")]) == 0
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert list(results["r2"]) == ["angle_1", "angle_2", "velocity_1", "velocity_2"]
@@ -192,7 +192,7 @@ def test_angles_are_learned_through_the_command(model, tmp_path, monkeypatch, ca
 def test_pictures_are_learned_through_the_command(tmp_path, monkeypatch):
     monkeypatch.setenv("DEEPSSM_CACHE", str(tmp_path / "cache"))
     assert cli.main(["data", "reacher", "--observation", "rgb", "--out", str(tmp_path / "data.npz"), *FEW[:8]]) == 0
-    options = [*FEW, "--channels", "4", "4", "8", "--encoder", "16", "--decoder", "16"]
+    options = [*FEW, "--channels", "4", "4", "8", "--encoder", "16", "--decoder", "16", "--distortion-baseline", "0"]
     train = ["train", "reacher-rgb-vhp-ekvae-co", "--observation", "rgb", *options, "--out", str(tmp_path / "run")]
     assert cli.main(train) == 0
     run = runs.load(tmp_path / "run")
