@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deepssm import DeepSSMError, networks
+from deepssm import DeepSSMError, convolutions
+from deepssm.convolutions import Convolution, Deconvolution
 from deepssm.data.sequences import intensities
-from deepssm.networks import Convolution, Decoder, Deconvolution, Encoder
+from deepssm.networks import Decoder, Encoder
 
 KEY = jax.random.key(0)
 SHAPE, CHANNELS = (16, 24, 3), (4, 6)
@@ -58,7 +59,7 @@ def test_blocks_of_frames_are_all_frames(monkeypatch):
         return decoder.log_prob(x, encoder(x).m).mean()
 
     whole = eqx.filter_jit(eqx.filter_value_and_grad(loss))(models)
-    monkeypatch.setattr(networks, "BLOCK", 3)
+    monkeypatch.setattr(convolutions, "BLOCK", 3)
     blocks = eqx.filter_jit(eqx.filter_value_and_grad(lambda models: loss(models)))(models)
     for one, two in zip(jax.tree.leaves(whole), jax.tree.leaves(blocks), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-3)

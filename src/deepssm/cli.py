@@ -19,6 +19,7 @@ from deepssm import experiments, files, program, runs, studies, tables
 from deepssm.data import sequences
 from deepssm.data.pendulum import PendulumData
 from deepssm.data.reacher import ReacherData
+from deepssm.data.sequences import Dataset
 from deepssm.errors import DeepSSMError
 from deepssm.experiments import Study
 from deepssm.progress import ProgressBar
@@ -187,8 +188,10 @@ class PendulumFile:
     """File to write."""
     data: PendulumData = field(default_factory=PendulumData)
 
-    def write(self) -> None:
-        sequences.save(self.data.generate(), self.out)
+    def write(self) -> Dataset:
+        dataset = self.data.generate()
+        sequences.save(dataset, self.out)
+        return dataset
 
 
 @dataclass(frozen=True)
@@ -204,9 +207,9 @@ class ReacherFile:
     processes: int | None = None
     """Processes that simulate at the same time; for pictures as many as there are cores unless given, else one."""
 
-    def write(self) -> None:
+    def write(self) -> Dataset:
         with ProgressBar(console) as progress:
-            self.data.write(
+            return self.data.write(
                 self.out, lambda done, total: progress.show("", "data", done, total, "sequences"), self.processes
             )
 
@@ -217,8 +220,7 @@ DATA = {"pendulum": PendulumFile, "reacher": ReacherFile}
 def data(arguments: list[str]) -> None:
     name, rest = _name(arguments, "deepssm data NAME --out FILE", DATA)
     options = _parse(experiments.choose("data set", name, DATA), rest, f"deepssm data {name}")
-    options.write()
-    dataset = sequences.load(options.out)
+    dataset = options.write()
     shapes = ", ".join(f"{split} {getattr(dataset, split).x.shape}" for split in sequences.SPLITS)
     size = options.out.stat().st_size / 1e6
     console.print(f"Wrote {options.out} ({size:.1f} MB): {shapes}, controls {dataset.train.u.shape[2:]}.")

@@ -39,8 +39,7 @@ def evaluate(model: Model, data: Sequences, about: About, seed: int = 0) -> dict
         with jax.default_matmul_precision("float32"):
             measured = _measure(model, x, u, seen, jax.random.key(seed + index))
         parts.append(jax.tree.map(np.asarray, measured))
-    totals = [sum(part) for part in zip(*(jax.tree.leaves(sums) for sums, _ in parts), strict=True)]
-    sums: dict[str, Mean] = jax.tree.unflatten(jax.tree.structure(parts[0][0]), totals)
+    sums: dict[str, Mean] = jax.tree.map(lambda *terms: sum(terms), *(sums for sums, _ in parts))
     results: dict[str, Any] = {name: (mean.total / np.maximum(mean.frames, 1)).tolist() for name, mean in sums.items()}
     states = {name: np.concatenate([states[name] for _, states in parts]) for name in ("plain", "iterated")}
     if data.state is not None:
@@ -50,13 +49,12 @@ def evaluate(model: Model, data: Sequences, about: About, seed: int = 0) -> dict
             "r2_iterated": identification(states["iterated"], data.state, about),
         }
         H = getattr(model, "H", None)
-        if H is not None and np.array_equal(
-            H, np.eye(*H.shape)
-        ):  # what do the dimensions know that pictures come from?
-            positions = len(H)
+        if H is not None and np.array_equal(H, jnp.eye(*H.shape)):
+            # What do the dimensions know that observations come from, and what the others?
+            positions, others = np.split(states["plain"], [len(H)], axis=-1)
             results |= {
-                "r2_positions": identification(states["plain"][..., :positions], data.state, about),
-                "r2_others": identification(states["plain"][..., positions:], data.state, about),
+                "r2_positions": identification(positions, data.state, about),
+                "r2_others": identification(others, data.state, about),
             }
     return results
 
@@ -78,17 +76,15 @@ def _measure(
     known = (x[:, :CONDITION], u[:, :CONDITION], seen[:, :CONDITION])
     plain, iterated = model.smooth(*known, iterations=0), model.smooth(*known)
     starts = {"smoothed": (0, plain), "iterated": (0, iterated), "filtered": (CONDITION - 1, plain)}
-    errors = {"mse_reconstruct": _squared_error(model.decode(states), x, seen)}
+    errors = {"mse_reconstruct": _over_time(_squared_error(model.decode(states), x, seen))}
     for name, (first, belief) in starts.items():
-        over_time = _squared_error(predict(model, belief, u, first), x[:, first:], seen[:, first:])
-        errors |= {f"mse_predict_{name}": over_time, f"horizon_{name}": over_time}
-    whole = {name: jax.tree.map(jnp.sum, error) for name, error in errors.items() if not name.startswith("horizon")}
+        horizon = _squared_error(predict(model, belief, u, first), x[:, first:], seen[:, first:])
+        errors |= {f"mse_predict_{name}": _over_time(horizon), f"horizon_{name}": horizon}
     return {
         "elbo": Mean(-(terms.distortion + terms.rate).sum(), frames),
         "distortion": Mean(terms.distortion.sum(), frames),
         "rate": Mean(terms.rate.sum(), frames),
         **errors,
-        **whole,
     }, {"plain": states, "iterated": model.smooth(x, u, seen).mean}
 
 
@@ -103,6 +99,10 @@ def _squared_error(prediction: Array, x: Array, seen: Array) -> Mean:
     """Squared error of the seen frames at each time step, averaged over pixels."""
     error = jnp.mean((prediction - intensities(x)) ** 2, axis=tuple(range(2, x.ndim)))
     return Mean(jnp.sum(jnp.where(seen, error, 0.0), axis=0), seen.sum(axis=0))
+
+
+def _over_time(error: Mean) -> Mean:
+    return Mean(error.total.sum(), error.frames.sum())
 
 
 def identification(states: NDArray[Any], truth: NDArray[Any], about: About) -> dict[str, float]:

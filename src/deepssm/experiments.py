@@ -59,50 +59,42 @@ ROWS = (
     ("pendulum-rssm-annealing", "RSSM (annealing)", RSSMConfig(prior="gaussian"), ANNEALED, RECURRENT_ANNEALED),
 )
 
-ANGLE = ReacherData("angle")
-ANGLE_KALMAN = dataclasses.replace(KALMAN, batch=128)
-ANGLE_KALMAN_ANNEALED = dataclasses.replace(KALMAN_ANNEALED, batch=128)
-ANGLE_READING = dataclasses.replace(READING, batch=128)
-ANGLE_READING_ANNEALED = dataclasses.replace(READING_ANNEALED, batch=128)
 ANGLE_EKVAE = EKVAEConfig(states=4, encoder=(128,), decoder=(128,), bases=8, alpha=(64, 64))
 ANGLE_DVBS = DVBSConfig(states=4, decoder=(128,), bases=8, alpha=(64, 64))
 ANGLE_DKS = DKSConfig(states=4, decoder=(128,))
-
-
-def _gaussian(model: Any, prior: str = "gaussian") -> Any:
-    return dataclasses.replace(model, prior=prior)
-
-
-ANGLE_ROWS = (
-    ("reacher-angle-vhp-ekvae-co", "VHP-EKVAE (CO)", ANGLE_EKVAE, Constrained(), ANGLE_KALMAN),
-    ("reacher-angle-ekvae-annealing", "EKVAE (annealing)", _gaussian(ANGLE_EKVAE), ANNEALED, ANGLE_KALMAN_ANNEALED),
-    ("reacher-angle-vhp-dvbs-co", "VHP-DVBS (CO)", ANGLE_DVBS, Constrained(), ANGLE_READING),
-    (
-        "reacher-angle-dvbs-annealing",
-        "DVBS (annealing)",
-        _gaussian(ANGLE_DVBS, "network"),
-        ANNEALED,
-        ANGLE_READING_ANNEALED,
-    ),
-    ("reacher-angle-vhp-dks-co", "VHP-DKS (CO)", ANGLE_DKS, Constrained(), ANGLE_READING),
-    ("reacher-angle-dks-annealing", "DKS (annealing)", _gaussian(ANGLE_DKS), ANNEALED, ANGLE_READING_ANNEALED),
-)
-
-RGB = ReacherData("rgb")
-RGB_KALMAN = dataclasses.replace(KALMAN, batch=64, precision="tensorfloat32")
-RGB_KALMAN_ANNEALED = dataclasses.replace(KALMAN_ANNEALED, batch=64, precision="tensorfloat32")
 RGB_EKVAE = EKVAEConfig(
     states=5, auxiliary=3, channels=(32, 64, 128), encoder=(256,), decoder=(256,), bases=8, alpha=(64, 64), sigma=0.03
 )
 
-RGB_ROWS = (
-    ("reacher-rgb-vhp-ekvae-co", "VHP-EKVAE (CO)", RGB_EKVAE, Constrained(), RGB_KALMAN),
-    ("reacher-rgb-ekvae-annealing", "EKVAE (annealing)", _gaussian(RGB_EKVAE), ANNEALED, RGB_KALMAN_ANNEALED),
+
+def _prior(model: Any, prior: str) -> Any:
+    return dataclasses.replace(model, prior=prior)
+
+
+ANGLE_ROWS = (
+    ("reacher-angle-vhp-ekvae-co", "VHP-EKVAE (CO)", ANGLE_EKVAE, Constrained(), KALMAN),
+    ("reacher-angle-ekvae-annealing", "EKVAE (annealing)", _prior(ANGLE_EKVAE, "gaussian"), ANNEALED, KALMAN_ANNEALED),
+    ("reacher-angle-vhp-dvbs-co", "VHP-DVBS (CO)", ANGLE_DVBS, Constrained(), READING),
+    ("reacher-angle-dvbs-annealing", "DVBS (annealing)", _prior(ANGLE_DVBS, "network"), ANNEALED, READING_ANNEALED),
+    ("reacher-angle-vhp-dks-co", "VHP-DKS (CO)", ANGLE_DKS, Constrained(), READING),
+    ("reacher-angle-dks-annealing", "DKS (annealing)", _prior(ANGLE_DKS, "gaussian"), ANNEALED, READING_ANNEALED),
 )
 
+RGB_ROWS = (
+    ("reacher-rgb-vhp-ekvae-co", "VHP-EKVAE (CO)", RGB_EKVAE, Constrained(), KALMAN),
+    ("reacher-rgb-ekvae-annealing", "EKVAE (annealing)", _prior(RGB_EKVAE, "gaussian"), ANNEALED, KALMAN_ANNEALED),
+)
+
+SYSTEMS: tuple[tuple[Any, Any, dict[str, Any]], ...] = (
+    (PendulumData(), ROWS, {}),
+    (ReacherData("angle"), ANGLE_ROWS, {"batch": 128}),
+    (ReacherData("rgb"), RGB_ROWS, {"batch": 64, "precision": "tensorfloat32"}),
+)
+"""The data, the rows of its table, and what its size asks of every training."""
+
 PRESETS = {
-    name: Experiment(name, row, data, model, objective, training)
-    for data, rows in ((PendulumData(), ROWS), (ANGLE, ANGLE_ROWS), (RGB, RGB_ROWS))
+    name: Experiment(name, row, data, model, objective, dataclasses.replace(training, **changes))
+    for data, rows, changes in SYSTEMS
     for name, row, model, objective, training in rows
 }
 

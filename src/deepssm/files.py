@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from deepssm.errors import DeepSSMError
 
@@ -44,6 +50,25 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def digest(content: Any, length: int) -> str:
+    """A name for what a JSON text can say."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:length]
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """An .npz archive."""
+    write(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
+
+
+def read_arrays(path: Path, remedy: str, names: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
+    """What `write_arrays` wrote, all of it or some arrays. The archive has a checksum of every array."""
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in names or archive.files}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise DeepSSMError(f"{path} is not a whole .npz file: {error}. {remedy}") from error
 
 
 def read_json(path: Path) -> Any:

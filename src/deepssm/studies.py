@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,8 +31,7 @@ Backend = Callable[[Sequence[Job]], Iterator[tuple[Job, dict[str, Any]]]]
 
 def job(name: str, experiment: Experiment, work: Path) -> Job:
     """A job in a folder of its own: another configuration never meets what an earlier one left."""
-    digest = hashlib.sha256(json.dumps(runs.encode(experiment), sort_keys=True).encode()).hexdigest()[:8]
-    return Job(name, experiment, work / f"{experiment.preset}-{digest}")
+    return Job(name, experiment, work / f"{experiment.preset}-{files.digest(runs.encode(experiment), 8)}")
 
 
 def here(console: Console) -> Backend:

@@ -100,11 +100,8 @@ def fit(
         state = proposed if alive.all() else select(alive, proposed, state)._replace(step=proposed.step)
         if log:
             log.write(step, metrics, training.all_seeds)
-        if (
-            checkpoint
-            and first
-            and (done == training.steps or time.monotonic() - last_saved >= training.checkpoint_seconds)
-        ):
+        due = done == training.steps or time.monotonic() - last_saved >= training.checkpoint_seconds
+        if checkpoint and first and due:
             baseline = getattr(objective, "distortion_baseline", None)
             facts = {"step": done, "baseline": baseline, "diverged": diverged, "seconds": time.monotonic() - began}
             checkpoints.save(checkpoint, {**(header or {}), **facts}, state)

@@ -6,8 +6,6 @@ are finished stay on disk until the whole file is written, so an interrupted run
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import multiprocessing
 import os
@@ -16,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,14 +84,16 @@ class ReacherData:
 
     def prepare(self, watch: Watch = lambda done, total: None) -> Path:
         """Make the file that `generate` reads, unless it is there."""
-        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
-        path = files.cache() / "data" / f"reacher-{self.observation}-{digest}.npz"
+        path = files.cache() / "data" / f"reacher-{self.observation}-{files.digest(asdict(self), 12)}.npz"
         if not path.exists():
             self.write(path, watch)
         return path
 
-    def write(self, path: Path, watch: Watch = lambda done, total: None, processes: int | None = None) -> None:
-        """Make the file. Unless `processes` is given, pictures are drawn by as many as there are cores."""
+    def write(self, path: Path, watch: Watch = lambda done, total: None, processes: int | None = None) -> Dataset:
+        """Make the file; returns what is in it.
+
+        Unless `processes` is given, pictures are drawn by as many as there are cores.
+        """
         if min(self.sequences, self.test_sequences, self.frames, self.hold) < 1:
             raise DeepSSMError("Sequences, test sequences, frames and hold must all be at least 1.")
         folder = path.with_name(path.name + ".parts")
@@ -111,10 +111,11 @@ class ReacherData:
         else:
             for task in left:
                 watch(done := done + self.make(task), total)
-        parts = [[_load(task.path) for task in tasks if task.split == index] for index in range(len(SPLITS))]
-        splits = [Sequences(*map(np.concatenate, zip(*part, strict=True))) for part in parts]
-        sequences.save(Dataset(splits[0], splits[1], splits[2], self.about), path)
+        train, validation, test = (_join([task.path for task in tasks if task.split == index]) for index in range(3))
+        dataset = Dataset(train, validation, test, self.about)
+        sequences.save(dataset, path)
         shutil.rmtree(folder)
+        return dataset
 
     def make(self, task: Task) -> int:
         """Simulate one part and write it; returns the number of its sequences."""
@@ -125,11 +126,7 @@ class ReacherData:
         finally:
             environment.close()
         x, u, state = (np.stack(arrays) for arrays in zip(*episodes, strict=True))
-
-        def fill(file: IO[bytes]) -> None:
-            np.savez_compressed(file, x=x, u=u, state=state)
-
-        files.write(task.path, fill)
+        files.write_arrays(task.path, {"x": x, "u": u, "state": state})
         return task.size
 
     def _episode(
@@ -160,17 +157,15 @@ class ReacherData:
 
     def _claim(self, folder: Path) -> None:
         """Parts of other data in the folder are not ours."""
-        mine = json.dumps(asdict(self), sort_keys=True)
         config = folder / "config.json"
-        if config.exists() and config.read_text() != mine:
+        if config.exists() and files.read_json(config) != asdict(self):
             shutil.rmtree(folder)
-        files.write_text(config, mine)
+        files.write_json(config, asdict(self))
 
 
-def _load(path: Path) -> Sequences:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            x, u, state = (archive[name] for name in ("x", "u", "state"))
-    except sequences.BROKEN as error:
-        raise DeepSSMError(f"The part {path} is broken: {error}. Delete it and run the same command again.") from error
+def _join(paths: list[Path]) -> Sequences:
+    """The sequences of some parts."""
+    names, remedy = ("x", "u", "state"), "Delete it and run the same command again."
+    parts = [files.read_arrays(path, remedy, names) for path in paths]
+    x, u, state = (np.concatenate([part[name] for part in parts]) for name in names)
     return Sequences(x, u, np.ones(x.shape[:2], bool), state)

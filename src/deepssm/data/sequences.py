@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,8 +68,6 @@ class Dataset(NamedTuple):
 
 
 SPLITS = ("train", "validation", "test")
-BROKEN = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError)
-"""What reading a truncated or altered archive may raise."""
 
 
 def intensities(x: Any) -> Any:
@@ -130,21 +126,14 @@ def save(dataset: Dataset, path: Path) -> None:
         part: Sequences = getattr(dataset, name)
         arrays |= {f"{name}/{field}": array for field, array in part._asdict().items() if array is not None}
 
-    def fill(file: IO[bytes]) -> None:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-
-    files.write(path, fill)
+    files.write_arrays(path, arrays)
 
 
 def load(path: Path) -> Dataset:
     """Read what `save` wrote."""
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except FileNotFoundError as error:
-        raise DeepSSMError(f"No data file {path}. Make one with 'deepssm data pendulum --out {path}'.") from error
-    except BROKEN as error:
-        raise DeepSSMError(f"{path} is not a whole .npz file: {error}. Copy or make it again.") from error
+    if not Path(path).exists():
+        raise DeepSSMError(f"No data file {path}. Make one with 'deepssm data pendulum --out {path}'.")
+    arrays = files.read_arrays(path, "Copy or make it again.")
     try:
         about = json.loads(arrays["about"].tobytes())
         if about.pop("format") != FORMAT or about.pop("version") != VERSION:

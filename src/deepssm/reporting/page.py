@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deepssm import files
+from deepssm.tables import FOUND
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #222; --paper: #fff; --line: #ccc; }
@@ -61,7 +62,7 @@ def verdict(results: dict[str, Any]) -> str:
         return prediction + constraint
     lowest = min(results["r2"], key=results["r2"].get)
     figures = ", ".join(f"R² {value:.3f} for {name}" for name, value in results["r2"].items())
-    if results["r2"][lowest] > 0.95:
+    if results["r2"][lowest] > FOUND:
         return f"The model has identified the dynamics: {figures}. {prediction}{constraint}"
     return f"The model has not found {lowest}: {figures}. {prediction}{constraint}"
 
