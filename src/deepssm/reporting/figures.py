@@ -87,7 +87,7 @@ def _strips(rows: dict[str, NDArray[Any]]) -> Figure:
     grid = figure.add_gridspec(
         (len(rows) + 1) * count - 1, len(shown),
         height_ratios=([1] * len(rows) + [0.3]) * (count - 1) + [1] * len(rows),
-        left=0.115, right=0.995, top=0.93, bottom=0.01, wspace=0.06, hspace=0.06,
+        left=1.2 / figure.get_figwidth(), right=0.995, top=0.93, bottom=0.01, wspace=0.06, hspace=0.06,
     )  # fmt: skip
     for sequence in range(count):
         for line, (name, pictures) in enumerate(rows.items()):
