@@ -33,7 +33,8 @@ SMALL: dict[str, Callable[..., Any]] = {
     "dvbs": partial(DVBSConfig, **STEPWISE, bases=2, alpha=(8,)),
     "rssm": partial(RSSMConfig, **STEPWISE, memory=4, transition=(8,)),
 }
-CASES = [
+INTEGRATING = {f"{name}-integrating": partial(SMALL[name], integrating=True) for name in ("ekvae", "dks", "dvbs")}
+CASES = [(name, "smoother", "vhp") for name in INTEGRATING] + [
     (name, posterior, prior)
     for name in SMALL
     for posterior in ("smoother", "filter")
@@ -96,7 +97,7 @@ def ask(model: Model, x: jax.Array, u: jax.Array, seen: jax.Array, key: jax.Arra
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case))
 def case(request) -> Case:
     name, posterior, prior = request.param
-    model = SMALL[name](posterior=posterior, prior=prior).build((8, 8), 1, jax.random.key(0))
+    model = (SMALL | INTEGRATING)[name](posterior=posterior, prior=prior).build((8, 8), 1, jax.random.key(0))
     keys = jax.random.split(jax.random.key(1), 3)
     x, u = jax.random.uniform(keys[0], (N, T, 8, 8)), jax.random.normal(keys[1], (N, T, 1))
     seen = jnp.ones((N, T), bool).at[1, GAP].set(False).at[2, END:].set(False).at[3, 0].set(False)

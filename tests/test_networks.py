@@ -9,7 +9,7 @@ import pytest
 from deepssm import DeepSSMError, convolutions
 from deepssm.convolutions import Convolution, Deconvolution
 from deepssm.data.sequences import intensities
-from deepssm.networks import Decoder, Encoder
+from deepssm.networks import Decoder, Encoder, Recogniser
 
 KEY = jax.random.key(0)
 SHAPE, CHANNELS = (16, 24, 3), (4, 6)
@@ -26,7 +26,13 @@ def test_a_convolution_is_a_sum_over_its_window():
 @pytest.mark.parametrize("kind", [Convolution, Deconvolution])
 def test_products_of_windows_are_convolutions(kind):
     layer, x = kind(3, 4, KEY), jax.random.normal(KEY, (2, 8, 12, 3))
-    np.testing.assert_allclose(layer.product(x), layer.convolve(x), atol=1e-5)
+    pictures = ("NHWC", "HWIO", "NHWC")
+    if kind is Convolution:
+        wanted = jax.lax.conv_general_dilated(x, layer.W, (2, 2), "SAME", dimension_numbers=pictures)
+    else:
+        wanted = jax.lax.conv_transpose(x, layer.W, (2, 2), "SAME", dimension_numbers=pictures)
+    np.testing.assert_allclose(layer.product(x), wanted, atol=1e-5)
+    np.testing.assert_allclose(layer.convolve(x), wanted, atol=1e-5)
 
 
 def test_deconvolutions_double_and_keep_the_scale():
@@ -82,9 +88,15 @@ def test_sensors_start_as_they_are():
     assert np.corrcoef(encoder(x).m[0], x[:, 0])[0, 1] > 0.98
     z = jnp.concatenate([x.T, jnp.zeros((2, 50))])
     assert np.corrcoef(decoder(z)[:, 1], x[:, 1])[0, 1] > 0.98
-    assert Encoder((8, 8), (20,), 2, KEY).linear is None
-    assert Encoder((3,), (20,), 2, KEY).linear is None
+    assert Encoder((8, 8), (20,), 2, KEY).network.linear is None
+    assert Encoder((3,), (20,), 2, KEY).network.linear is None
     assert Decoder(2, (20,), (3,), 0.1, KEY).linear is None
+
+
+def test_recognition_starts_as_sure_of_sensors_as_the_decoder_is_and_unsure_of_the_rest():
+    q = Recogniser(5, (20,), 4, (2,), KEY, variance=1e-5)(jax.random.normal(KEY, (5 + 2, 50)))
+    np.testing.assert_allclose(np.log(q.v[:2]), np.log(1e-5), atol=1.0)
+    np.testing.assert_allclose(np.log(q.v[2:]), 0.0, atol=1.0)
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (12, 18, 3), (7,)])

@@ -1,12 +1,13 @@
 """Transitions before training: velocities move positions, whatever the kind of network."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from deepssm.models.dks import DKSConfig
-from deepssm.transitions import LocallyLinear, Residual, turned
+from deepssm.transitions import Integrating, LocallyLinear, Residual, turned
 
 
 def test_untrained_velocity_turns_the_features_the_same_way_all_round():
@@ -54,3 +55,37 @@ def test_decoder_begins_blind_to_velocities_and_learns_to_see_them():
     np.testing.assert_array_equal(model.decode(z), model.decode(z.at[:, 2].add(3.0)))
     slope = jax.grad(lambda W: jnp.sum(jnp.tensordot(W, z, (0, 1)) ** 2))(model.decoder.network.layers[0].W)
     assert np.any(slope[2] != 0)
+
+
+def integrating(kind):
+    key = jax.random.key(3)
+    if kind is Integrating:
+        transition = Integrating(5, 2, 8, (16,), 3, 0.1, -3.0, key)
+        noise = jax.random.normal(key, transition.F.shape), jax.random.normal(key, transition.B.shape)
+        parts = lambda transition: (transition.F, transition.B)  # noqa: E731
+        return eqx.tree_at(parts, transition, (transition.F + 0.1 * noise[0], 0.1 * noise[1]))
+    transition = Residual(5, 2, (16,), 3, 0.1, -3.0, key, integrating=True)
+    last = lambda transition: transition.network.mlp.layers[-1].W  # noqa: E731
+    return eqx.tree_at(last, transition, 0.1 * jax.random.normal(key, last(transition).shape))
+
+
+@pytest.mark.parametrize("kind", [Integrating, Residual])
+def test_only_velocities_move_positions_round_a_circle_and_along_a_line(kind):
+    transition, key = integrating(kind), jax.random.key(1)
+    z, u = jax.random.normal(key, (5, 100)), jax.random.normal(key, (2, 100))
+    moved = transition.next(z, u).m
+    turn, slide = 0.1 * moved[3:]
+    assert float(jnp.abs(moved[3:] - z[3:]).max()) > 0.1
+    cosine, sine = jnp.cos(turn), jnp.sin(turn)
+    np.testing.assert_allclose(moved[0], cosine * z[0] - sine * z[1], atol=1e-5)
+    np.testing.assert_allclose(moved[1], sine * z[0] + cosine * z[1], atol=1e-5)
+    np.testing.assert_allclose(moved[2], z[2] + slide, atol=1e-6)
+
+
+def test_the_filter_and_the_prediction_use_the_same_system():
+    transition = integrating(Integrating)
+    z, u = jax.random.normal(jax.random.key(1), (5, 20)), jax.random.normal(jax.random.key(2), (2, 20))
+    F, b, Q = transition(z, u)
+    following = transition.next(z, u)
+    np.testing.assert_allclose(jnp.einsum("ijk,jk->ik", F, z) + b, following.m, atol=1e-5)
+    np.testing.assert_allclose(jnp.einsum("iik->ik", Q), following.v, rtol=1e-6)

@@ -16,7 +16,6 @@ from jaxtyping import Float, PRNGKeyArray
 
 from deepssm.errors import DeepSSMError
 
-PICTURES = ("NHWC", "HWIO", "NHWC")
 BLOCK = 256
 """Frames in a block."""
 
@@ -40,7 +39,12 @@ class Convolution(eqx.Module):
         return self.product(x) + self.b
 
     def convolve(self, x: Array) -> Array:
-        return jax.lax.conv_general_dilated(x, self.W, (2, 2), "SAME", dimension_numbers=PICTURES)
+        """With stride 1 and 3 x 3 on squares of 2 x 2 pixels: several times faster on an accelerator than stride 2."""
+        frames, height, width, inputs = x.shape
+        squares = jnp.transpose(x.reshape(frames, height // 2, 2, width // 2, 2, inputs), (0, 1, 3, 2, 4, 5))
+        W = jnp.pad(self.W, ((1, 0), (1, 0), (0, 0), (0, 0))).reshape(3, 2, 3, 2, inputs, -1)
+        W = jnp.transpose(W, (0, 2, 1, 3, 4, 5)).reshape(3, 3, 4 * inputs, -1)
+        return stride_1(squares.reshape(frames, height // 2, width // 2, -1), W)
 
     def product(self, x: Array) -> Array:
         return windows(x, 5, (1, 2), 2) @ self.W.reshape(-1, self.W.shape[3])
@@ -54,17 +58,30 @@ class Deconvolution(Convolution):
         self.W = self.W * (gain * math.sqrt(2))  # with stride 2 a quarter of the kernel meets each pixel
 
     def convolve(self, x: Array) -> Array:
-        return jax.lax.conv_transpose(x, self.W, (2, 2), "SAME", dimension_numbers=PICTURES)
+        return self._spread(stride_1(x, self._squares()))
 
     def product(self, x: Array) -> Array:
-        """Even rows of the result come from the odd rows of the kernel, odd ones from the even; columns alike."""
+        W = self._squares()
+        return self._spread(windows(x, 3, (1, 1), 1) @ W.reshape(-1, W.shape[3]))
+
+    def _squares(self) -> Array:
+        """The kernel that makes squares of 2 x 2 pixels, 3 x 3 with stride 1.
+
+        Even rows of a result come from the odd rows of the kernel, odd ones from the even; columns alike.
+        """
         W = jnp.stack([jnp.pad(self.W[1::2], ((0, 1), (0, 0), (0, 0), (0, 0))), self.W[0::2]])
         W = jnp.stack([jnp.pad(W[:, :, 1::2], ((0, 0), (0, 0), (0, 1), (0, 0), (0, 0))), W[:, :, 0::2]])
         W = jnp.transpose(W, (2, 3, 4, 1, 0, 5))  # 3, 3, inputs, row, column, outputs
-        frames, height, width, inputs = x.shape
-        pixels = windows(x, 3, (1, 1), 1) @ W.reshape(9 * inputs, -1)
-        pixels = pixels.reshape(frames, height, width, 2, 2, -1)
-        return jnp.transpose(pixels, (0, 1, 3, 2, 4, 5)).reshape(frames, 2 * height, 2 * width, -1)
+        return W.reshape(*W.shape[:3], -1)
+
+    def _spread(self, squares: Array) -> Array:
+        frames, height, width, _ = squares.shape
+        pixels = jnp.transpose(squares.reshape(frames, height, width, 2, 2, -1), (0, 1, 3, 2, 4, 5))
+        return pixels.reshape(frames, 2 * height, 2 * width, -1)
+
+
+def stride_1(x: Float[Array, "frames h w inputs"], W: Float[Array, "3 3 inputs outputs"]) -> Array:
+    return jax.lax.conv_general_dilated(x, W, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
 def windows(x: Float[Array, "frames h w c"], size: int, padding: tuple[int, int], stride: int) -> Array:

@@ -71,6 +71,11 @@ class GaussianMLP(eqx.Module):
         return Diagonal(m, jnp.exp(log_v))
 
 
+def sensors(shape: tuple[int, ...], outputs: int) -> int:
+    """How many numbers of an observation go straight past a network: all of them, where dimensions are not fewer."""
+    return shape[0] if len(shape) == 1 and shape[0] <= outputs else 0
+
+
 def straight(inputs: int, outputs: int) -> Dense:
     """The straight way past the hidden layers, for as many sensors as there are dimensions or fewer.
 
@@ -80,12 +85,44 @@ def straight(inputs: int, outputs: int) -> Dense:
     return Dense(jnp.eye(inputs, outputs), jnp.zeros(outputs))
 
 
+class Recogniser(eqx.Module):
+    """q(. | features) from dense layers. Sensors, the last of the features, go straight to the first means.
+
+    Those start with the `variance` that the decoder expects of sensors: from 1 down to the variance of a precise sensor
+    is a long way.
+    """
+
+    network: GaussianMLP
+    linear: Dense | None
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: tuple[int, ...],
+        outputs: int,
+        shape: tuple[int, ...],
+        key: PRNGKeyArray,
+        variance: float = 1.0,
+    ):
+        count = sensors(shape, outputs)
+        self.linear = straight(count, outputs) if count else None
+        network = GaussianMLP(inputs, hidden, outputs, key, gain=0.1 if count else 1.0)
+        b = jnp.zeros(2 * outputs).at[outputs : outputs + count].set(math.log(variance))
+        self.network = eqx.tree_at(lambda network: network.mlp.layers[-1].b, network, b)
+
+    def __call__(self, features: Float[Array, "inputs *batch"]) -> Diagonal:
+        if self.linear is None:
+            return self.network(features)
+        features, x = jnp.split(features, [len(features) - len(self.linear.W)])
+        q = self.network(features)
+        return q._replace(m=q.m + self.linear(x))
+
+
 class Encoder(eqx.Module):
     """q(a | x) for flat lists of frames: convolutions where there are `channels`, then dense layers."""
 
     convolutions: tuple[Convolution, ...]
-    network: GaussianMLP
-    linear: Dense | None
+    network: Recogniser
 
     def __init__(
         self,
@@ -94,20 +131,19 @@ class Encoder(eqx.Module):
         outputs: int,
         key: PRNGKeyArray,
         channels: tuple[int, ...] = (),
+        variance: float = 1.0,
     ):
         features = math.prod(halved(shape, channels))
         key, *keys = jax.random.split(key, 1 + len(channels)) if channels else [key]
         sizes = pairwise((shape[-1], *channels))
         self.convolutions = tuple(Convolution(*size, key) for size, key in zip(sizes, keys, strict=True))
-        self.linear = straight(*shape, outputs) if len(shape) == 1 and shape[0] <= outputs else None
-        self.network = GaussianMLP(features, hidden, outputs, key, gain=1.0 if self.linear is None else 0.1)
+        self.network = Recogniser(features, hidden, outputs, shape, key, variance)
 
     def __call__(self, x: Num[Array, "frames *shape"]) -> Diagonal:
         if self.convolutions:
             x = in_blocks(self._convolve, x)
         x = intensities(x).reshape(len(x), -1).T
-        q = self.network(x)
-        return q if self.linear is None else q._replace(m=q.m + self.linear(x))
+        return self.network(x if self.network.linear is None else jnp.concatenate([x, x]))
 
     def _convolve(self, x: Num[Array, "frames *shape"]) -> Float[Array, "frames h w c"]:
         x = intensities(x)
@@ -135,7 +171,7 @@ class Decoder(eqx.Module):
         channels: tuple[int, ...] = (),
     ):
         key, *keys = jax.random.split(key, 1 + len(channels)) if channels else [key]
-        self.linear = straight(inputs, *shape) if len(shape) == 1 and shape[0] <= inputs else None
+        self.linear = straight(inputs, *shape) if sensors(shape, inputs) else None
         gain = math.sqrt(2) if channels else 1.0 if self.linear is None else 0.1
         self.network = MLP(inputs, hidden, math.prod(halved(shape, channels)), key, gain)
         sizes = list(pairwise((shape[-1], *channels)))[::-1]
@@ -235,20 +271,24 @@ class Reader(eqx.Module):
         frame     a dense layer on x_t alone
 
     An unseen frame is read as zeros with a flag. Reading backward begins at the last seen frame, so that padding
-    changes nothing.
+    changes nothing. As many `sensors` of the frame itself follow the features, for a `Recogniser`.
     """
 
     forward: LSTM | None
     backward: LSTM | None
     frame: Dense | None
+    sensors: int = eqx.field(static=True)
 
-    def __init__(self, kind: Reading, shape: tuple[int, ...], controls: int, size: int, key: PRNGKeyArray):
+    def __init__(
+        self, kind: Reading, shape: tuple[int, ...], controls: int, size: int, key: PRNGKeyArray, sensors: int = 0
+    ):
         forward_key, backward_key = jax.random.split(key)
         pixels = math.prod(shape)
         inputs = pixels + controls + 1
         self.forward = LSTM(inputs, size, forward_key) if kind in ("forward", "both") else None
         self.backward = LSTM(inputs, size, backward_key) if kind in ("backward", "both") else None
         self.frame = MLP(pixels, (), size, forward_key, math.sqrt(2)).layers[0] if kind == "frame" else None
+        self.sensors = sensors
 
     def __call__(
         self,
@@ -260,7 +300,7 @@ class Reader(eqx.Module):
         """Features at each t, and whether they tell of a frame from t on; not `ahead`: nothing after t is read."""
         x = jnp.moveaxis(intensities(x).reshape(*x.shape[:2], -1), (0, 2), (2, 0)) * seen
         if self.frame is not None:
-            return jax.nn.relu(self.frame(x)), seen
+            return self._with_sensors(jax.nn.relu(self.frame(x)), x), seen
         flag, features, informed = seen[None].astype(x.dtype), jnp.zeros(()), seen
         if self.forward is not None:
             before = jnp.concatenate([jnp.zeros_like(u[:, :1]), u[:, :-1]], axis=1)
@@ -272,7 +312,7 @@ class Reader(eqx.Module):
             follows = jnp.concatenate([informed[1:], jnp.zeros_like(informed[:1])])
             memory = self.backward.read(jnp.concatenate([x, u * follows, flag]), informed, reverse=True)
             features = features + self.backward.output(memory)
-        return features, informed
+        return self._with_sensors(features, x), informed
 
     def empty(self) -> Float[Array, " k2"]:
         """The memory of `step` before the first frame."""
@@ -283,14 +323,17 @@ class Reader(eqx.Module):
         x = intensities(x).reshape(-1) * seen
         flag = jnp.asarray(seen, x.dtype)[None]
         if self.frame is not None:
-            return jax.nn.relu(self.frame(x)), memory
+            return self._with_sensors(jax.nn.relu(self.frame(x)), x), memory
         features = jnp.zeros(())
         if self.forward is not None:
             memory = self.forward.step(memory, jnp.concatenate([x, u_before, flag]))
             features = features + self.forward.output(memory)
         if self.backward is not None:
             features = features + self._now(x, u_before, flag)
-        return features, memory
+        return self._with_sensors(features, x), memory
+
+    def _with_sensors(self, features: Array, x: Array) -> Array:
+        return jnp.concatenate([features, x]) if self.sensors else features
 
     def _now(self, x: Array, u: Array, flag: Array) -> Array:
         """What reading backward finds in one frame with nothing after it."""

@@ -88,7 +88,8 @@ class Program:
     """Chunks of steps for all seeds.
 
     On an accelerator the seeds are one batch; on a CPU, where products with a batch of weights are slow, they take
-    turns inside the program.
+    turns inside the program. So do those of a model with convolutions anywhere: one seed fills an accelerator, and
+    convolutions with a batch of weights are very slow there too.
     """
 
     def __init__(self, build: Callable[[Array], Model], objective: Objective, training: TrainingConfig):
@@ -100,6 +101,8 @@ class Program:
         self.decays = {group: decay * _weights(self.shapes[group]) for group, decay in decays.items()}
         self.adam = optax.scale_by_adam()
         self.seeds = np.asarray(training.all_seeds)
+        convolutional = any(leaf.ndim == 4 for leaf in jax.tree.leaves(shapes))
+        self.in_turn = convolutional or jax.default_backend() == "cpu"
         self.mesh = Mesh(np.asarray(jax.devices()), ("batch",)) if training.devices == "all" else None
         self.run = jax.jit(
             self._run,
@@ -143,7 +146,7 @@ class Program:
 
         seeds = jnp.asarray(self.seeds)
         with jax.default_matmul_precision(self.training.precision):
-            if jax.default_backend() == "cpu":
+            if self.in_turn:
                 return jax.lax.map(one, (seeds, state))
             return jax.vmap(one)((seeds, state))
 

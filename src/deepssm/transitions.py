@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import abc
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,25 @@ from deepssm.gaussian import Diagonal
 from deepssm.networks import LSTM, MLP, GaussianMLP
 
 
-class Mixture(eqx.Module):
+class Linearised(eqx.Module):
+    """z' = F z + b + N(0, Q) with F, b and Q that depend on where it is linearised."""
+
+    @abc.abstractmethod
+    def system(self, z: Float[Array, "n *batch"], u: Float[Array, "i *batch"]) -> tuple[Array, Array, Array]:
+        """F, b and the diagonal of Q at (z, u)."""
+
+    def __call__(self, z: Float[Array, "n *batch"], u: Float[Array, "i *batch"]) -> tuple[Array, Array, Array]:
+        """F, b and Q at (z, u): what the Kalman filter asks for."""
+        F, b, Q = self.system(z, u)
+        return F, b, linalg.diagonal(Q)
+
+    def next(self, z: Float[Array, "n *batch"], u: Float[Array, "i *batch"]) -> Diagonal:
+        """p(z_t+1 | z_t = z, u_t = u)."""
+        F, b, Q = self.system(z, u)
+        return Diagonal(linalg.matvec(F, z) + b, Q)
+
+
+class Mixture(Linearised):
     """Linear systems z' = F z + B u + N(0, Q), mixed from M learned base matrices. Q is diagonal, in log space.
 
     Untrained, nothing moves by itself: F is near the identity.
@@ -27,7 +47,7 @@ class Mixture(eqx.Module):
         F_key, B_key = jax.random.split(key)
         self.F = jnp.eye(states) + 0.05 * jax.random.normal(F_key, (bases, states, states))
         self.B = 0.05 * jax.random.normal(B_key, (bases, states, controls))
-        self.log_Q = jnp.full((bases, states), log_Q)
+        self.log_Q = jnp.full((bases, states), float(log_Q))
 
     def mix(self, alpha: Float[Array, "M *batch"], u: Float[Array, "n_u *batch"]) -> tuple[Array, Array, Array]:
         """F, B u and the diagonal of Q, Eq. (seq-vhp-alpha)."""
@@ -61,22 +81,62 @@ class LocallyLinear(Mixture):
             z, u = _somewhere(states, controls, z_key)
             velocities = jnp.eye(states)[observed:, :, None] * jnp.ones(z.shape[1])
             moves = [turned(z.at[observed:].set(v[observed:]), observed)[:observed] for v in velocities]
-            drive = _least_squares(self.alpha(z, u), coupling * jnp.concatenate(moves))
+            drive = _least_squares(weights(self.g, z, u), coupling * jnp.concatenate(moves))
             drive = drive.reshape(bases, states - observed, observed)
             self.F = self.F.at[:, :observed, observed:].add(jnp.swapaxes(drive, 1, 2))
 
-    def alpha(self, z: Float[Array, "n *batch"], u: Float[Array, "n_u *batch"]) -> Float[Array, "M *batch"]:
-        return jax.nn.softmax(self.g(jnp.concatenate([z, u])), axis=0)
+    def system(self, z: Float[Array, "n *batch"], u: Float[Array, "n_u *batch"]) -> tuple[Array, Array, Array]:
+        return self.mix(weights(self.g, z, u), u)
 
-    def __call__(self, z: Float[Array, "n *batch"], u: Float[Array, "n_u *batch"]) -> tuple[Array, Array, Array]:
-        """F, B u and Q at (z, u): what the Kalman filter asks for."""
-        F, b, Q = self.mix(self.alpha(z, u), u)
-        return F, b, linalg.diagonal(Q)
 
-    def next(self, z: Float[Array, "n *batch"], u: Float[Array, "n_u *batch"]) -> Diagonal:
-        """p(z_t+1 | z_t = z, u_t = u)."""
-        F, b, Q = self.mix(self.alpha(z, u), u)
-        return Diagonal(linalg.matvec(F, z) + b, Q)
+class Integrating(Linearised):
+    """Locally linear, with positions that only velocities move: p' = exp(v'_1 L_1 + v'_2 L_2 + ...) p.
+
+    The velocities follow v' = F(z, u) z + B(z, u) u, mixed from M base matrices as in `LocallyLinear`. The generators
+    L_k are fixed: a velocity of 1 moves its position by `coupling`, along a line or round a circle (`turned`). So a
+    velocity is the same thing all over the state space. A free transition may take for one whatever function of
+    position and velocity predicts the next position, and does: it predicts as well, but is bent.
+
+    Q is the same for all bases. Were it mixed too, the base with the smallest one would win every state in the first
+    steps, while all are still too large, and the others would never be used again.
+
+    Untrained, velocities stay what they are.
+    """
+
+    F: Float[Array, "M v n"]
+    B: Float[Array, "M v n_u"]
+    log_Q: Float[Array, " n"]
+    g: MLP
+    positions: int = eqx.field(static=True)
+    coupling: float = eqx.field(static=True)
+
+    def __init__(
+        self,
+        states: int,
+        controls: int,
+        bases: int,
+        hidden: tuple[int, ...],
+        positions: int,
+        coupling: float,
+        log_Q: float,
+        key: PRNGKeyArray,
+    ):
+        velocities = states - positions
+        self.F = jnp.tile(jnp.eye(velocities, states, positions), (bases, 1, 1))
+        self.B = jnp.zeros((bases, velocities, controls))
+        self.log_Q = jnp.full(states, float(log_Q))
+        self.g = MLP(states + controls, hidden, bases, key)
+        self.positions, self.coupling = positions, coupling
+
+    def system(self, z: Float[Array, "n *batch"], u: Float[Array, "n_u *batch"]) -> tuple[Array, Array, Array]:
+        alpha = weights(self.g, z, u)
+        F, B = (jnp.tensordot(bases, alpha, (0, 0)) for bases in (self.F, self.B))
+        b, L = linalg.matvec(B, u), generators(len(z), self.positions, self.coupling)
+        J = moves(L, z[: self.positions], linalg.matvec(F, z) + b)
+        stay = jnp.eye(self.positions, len(z)).reshape(self.positions, len(z), *(1,) * (z.ndim - 1))
+        positions = stay + linalg.matmul(J, F)
+        Q = jnp.broadcast_to(jnp.exp(self.log_Q).reshape(-1, *(1,) * (z.ndim - 1)), z.shape)
+        return jnp.concatenate([positions, F]), jnp.concatenate([linalg.matvec(J, b), b]), Q
 
 
 class Recurrent(Mixture):
@@ -108,25 +168,23 @@ class Recurrent(Mixture):
     def inputs(self, u: Float[Array, "n_u *batch"], memory: Float[Array, "k2 *batch"]) -> Float[Array, "i *batch"]:
         return jnp.concatenate([u, jax.nn.softmax(self.g(self.lstm.output(memory)), axis=0)])
 
-    def __call__(self, z: Float[Array, "n *batch"], inputs: Float[Array, "i *batch"]) -> tuple[Array, Array, Array]:
+    def system(self, z: Float[Array, "n *batch"], inputs: Float[Array, "i *batch"]) -> tuple[Array, Array, Array]:
         u, alpha = jnp.split(inputs, [self.B.shape[2]])
-        F, b, Q = self.mix(alpha, u)
-        return F, b, linalg.diagonal(Q)
-
-    def next(self, z: Float[Array, "n *batch"], inputs: Float[Array, "i *batch"]) -> Diagonal:
-        u, alpha = jnp.split(inputs, [self.B.shape[2]])
-        F, b, Q = self.mix(alpha, u)
-        return Diagonal(linalg.matvec(F, z) + b, Q)
+        return self.mix(alpha, u)
 
 
 class Residual(eqx.Module):
     """N(z + m(z, u), v(z, u)) from a fully connected network: the transition of the deep Kalman filter.
 
-    Untrained, the last dimensions move the first `positions` as velocities do (`turned`), `coupling` times.
+    Untrained, the last dimensions move the first `positions` as velocities do (`turned`), `coupling` times; if it is
+    `integrating` they do so for ever, as in `Integrating`, and the network moves the velocities alone.
     """
 
     network: GaussianMLP
     log_Q: Float[Array, " n"]
+    positions: int = eqx.field(static=True)
+    coupling: float = eqx.field(static=True)
+    integrating: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -137,19 +195,34 @@ class Residual(eqx.Module):
         coupling: float,
         log_Q: float,
         key: PRNGKeyArray,
+        integrating: bool = False,
     ):
         network_key, z_key = jax.random.split(key)
         network = GaussianMLP(states + controls, hidden, states, network_key, gain=0.0)
-        z, u = _somewhere(states, controls, z_key)
-        W = _least_squares(network.mlp.features(jnp.concatenate([z, u])), coupling * turned(z, positions))
-        self.network = eqx.tree_at(lambda network: network.mlp.layers[-1].W, network, jnp.pad(W, ((0, 0), (0, states))))
-        self.log_Q = jnp.full(states, log_Q)
+        if not integrating:
+            z, u = _somewhere(states, controls, z_key)
+            W = _least_squares(network.mlp.features(jnp.concatenate([z, u])), coupling * turned(z, positions))
+            W = jnp.pad(W, ((0, 0), (0, states)))
+            network = eqx.tree_at(lambda network: network.mlp.layers[-1].W, network, W)
+        self.network = network
+        self.positions, self.coupling, self.integrating = positions, coupling, integrating
+        self.log_Q = jnp.full(states, float(log_Q))
 
     def next(self, z: Float[Array, "n *batch"], u: Float[Array, "n_u *batch"]) -> Diagonal:
         """p(z_t+1 | z_t = z, u_t = u)."""
         change = self.network(jnp.concatenate([z, u]))
         scale = jnp.exp(self.log_Q).reshape(-1, *(1,) * (z.ndim - 1))
-        return Diagonal(z + change.m, change.v * scale)
+        if not self.integrating:
+            return Diagonal(z + change.m, change.v * scale)
+        p, v = jnp.split(z, [self.positions])
+        v = v + change.m[self.positions :]
+        J = moves(generators(len(z), self.positions, self.coupling), p, v)
+        return Diagonal(jnp.concatenate([p + linalg.matvec(J, v), v]), change.v * scale)
+
+
+def weights(g: MLP, z: Float[Array, "n *batch"], u: Float[Array, "n_u *batch"]) -> Float[Array, "M *batch"]:
+    """alpha(z, u) = softmax(g(z, u)): how much of each base matrix."""
+    return jax.nn.softmax(g(jnp.concatenate([z, u])), axis=0)
 
 
 def turned(z: Float[Array, "n *batch"], positions: int) -> Float[Array, "n *batch"]:
@@ -169,6 +242,29 @@ def turned(z: Float[Array, "n *batch"], positions: int) -> Float[Array, "n *batc
         elif k >= circles:
             moves = moves.at[circles + k].add(v[k])
     return moves
+
+
+def generators(states: int, positions: int, coupling: float) -> Float[Array, "v p p1"]:
+    """L_k for each velocity: what it does to a position (p, 1), as `turned` says, `coupling` times."""
+    axes, nowhere = jnp.eye(states), jnp.zeros(states)
+
+    def columns(v: Array) -> list[Array]:
+        start = turned(nowhere + v, positions)
+        return [*(turned(p + v, positions) - start for p in axes[:positions]), start]
+
+    return coupling * jnp.stack([jnp.stack(columns(v), axis=1)[:positions] for v in axes[positions:]])
+
+
+def moves(
+    L: Float[Array, "v p p1"], p: Float[Array, "p *batch"], v: Float[Array, "v *batch"]
+) -> Float[Array, "p v *batch"]:
+    """J with exp(v_1 L_1 + v_2 L_2 + ...) p = p + J v: linear in v but for what turning adds, to fifth order."""
+    ones = jnp.ones((1, *p.shape[1:]))
+    J = start = jnp.swapaxes(jnp.tensordot(L, jnp.concatenate([p, ones]), (2, 0)), 0, 1)
+    X = jnp.tensordot(L[:, :, :-1], v, (0, 0))
+    for order in (5, 4, 3, 2):
+        J = start + linalg.matmul(X, J) / order
+    return J
 
 
 def _somewhere(states: int, controls: int, key: PRNGKeyArray) -> tuple[Array, Array]:

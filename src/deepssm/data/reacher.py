@@ -56,9 +56,9 @@ class ReacherData:
     """Sequences for each of validation and test."""
     frames: int = 30
     """Frames in a sequence."""
-    before: int = 50
+    before: int = 100
     """Frames of an episode before the sequence begins."""
-    hold: float = 2.0
+    hold: float = 4.0
     """Frames that a torque is held on average."""
     data_seed: int = 0
     """Seed of the data."""

@@ -29,7 +29,7 @@ FLAGS = {"shadow": False, "reflection": False, "skybox": False, "fog": False}
 class Reacher:
     """Physics and camera."""
 
-    repeat: int = 2
+    repeat: int = 1
     """Steps of 0.02 s between two frames; the action is held."""
     size: int = 64
     """Pixels along an edge of the picture."""

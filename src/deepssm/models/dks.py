@@ -11,7 +11,7 @@ from jaxtyping import PRNGKeyArray
 
 from deepssm.gaussian import Diagonal
 from deepssm.models.stepwise import Stepwise, StepwiseConfig
-from deepssm.networks import MLP, Dense, GaussianMLP, Reading
+from deepssm.networks import MLP, Dense, Reading, Recogniser
 from deepssm.transitions import Residual
 
 
@@ -24,6 +24,9 @@ class DKSConfig(StepwiseConfig):
     coupling: float = 0.2
     """How strongly velocities drive positions at the start of training."""
 
+    integrating: bool = False
+    """Positions are moved by velocities alone (`deepssm.transitions.Integrating`), not by anything in z."""
+
     def build(self, shape: tuple[int, ...], controls: int, key: PRNGKeyArray) -> DKS:
         return DKS(self, shape, controls, key)
 
@@ -32,7 +35,7 @@ class DKS(Stepwise):
     transition: Residual
     combiner: Dense
     """From z_t-1 and u_t-1 to where they meet what was read."""
-    recognition: GaussianMLP
+    recognition: Recogniser
 
     observation_parts = ("reader", "combiner", "recognition", "decoder")
 
@@ -42,20 +45,21 @@ class DKS(Stepwise):
         super().__init__(config, reading, shape, controls, key)
         n, k = config.states, config.reader
         sizes = (n, controls, config.transition, config.positions)
-        self.transition = Residual(*sizes, config.coupling, config.log_noise, transition_key)
+        self.transition = Residual(*sizes, config.coupling, config.log_noise, transition_key, config.integrating)
         (self.combiner,) = MLP(n + controls, (), k, combiner_key).layers
-        self.recognition = GaussianMLP(k, config.recognition, n, recognition_key)
+        self.recognition = Recogniser(k, config.recognition, n, shape, recognition_key, config.sigma**2)
 
     def first(self, features: Array) -> Diagonal:
-        return self.recognition(features / self._sources)
+        return self._recognise(jnp.zeros(()), features)
 
     def predict(self, z: Array, u: Array, memory: Array) -> tuple[Diagonal, Array]:
         return self.transition.next(z, u), memory
 
     def correct(self, z: Array, u: Array, memory: Array, p: Diagonal, features: Array) -> Diagonal:
-        """The mean of what z_t-1 says and what was read on either side, then q(z_t | z_t-1, x_1:T, u_1:T)."""
-        return self.recognition((jnp.tanh(self.combiner(jnp.concatenate([z, u]))) + features) / self._sources)
+        return self._recognise(jnp.tanh(self.combiner(jnp.concatenate([z, u]))), features)
 
-    @property
-    def _sources(self) -> int:
-        return 3 if self.config.posterior == "smoother" else 2
+    def _recognise(self, before: Array, features: Array) -> Diagonal:
+        """The mean of what z_t-1 says and what was read on either side, then q(z_t | z_t-1, x_1:T, u_1:T)."""
+        read, x = jnp.split(features, [self.config.reader])
+        sources = 3 if self.config.posterior == "smoother" else 2
+        return self.recognition(jnp.concatenate([(before + read) / sources, x]))

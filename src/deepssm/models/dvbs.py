@@ -11,8 +11,8 @@ from jaxtyping import Float, PRNGKeyArray
 
 from deepssm.gaussian import Diagonal
 from deepssm.models.stepwise import Stepwise, StepwiseConfig
-from deepssm.networks import GaussianMLP, Reading
-from deepssm.transitions import LocallyLinear
+from deepssm.networks import Reading, Recogniser
+from deepssm.transitions import Integrating, LocallyLinear
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,16 @@ class DVBSConfig(StepwiseConfig):
     coupling: float = 0.3
     """How strongly velocities drive positions at the start of training."""
 
+    integrating: bool = False
+    """Positions are moved by velocities alone (`deepssm.transitions.Integrating`), not by anything in z."""
+
     def build(self, shape: tuple[int, ...], controls: int, key: PRNGKeyArray) -> DVBS:
         return DVBS(self, shape, controls, key)
 
 
 class DVBS(Stepwise):
-    transition: LocallyLinear
-    recognition: GaussianMLP
+    transition: LocallyLinear | Integrating
+    recognition: Recogniser
     """The inverse measurement q(z_t | x_t:T, u_t:T)."""
     log_fusion: Float[Array, " n"]
     """Logarithm of the variances with which the transition's mean enters the posterior."""
@@ -42,9 +45,12 @@ class DVBS(Stepwise):
         reading: Reading = "backward" if config.posterior == "smoother" else "frame"
         super().__init__(config, reading, shape, controls, key)
         sizes = (config.states, controls, config.bases, config.alpha, config.positions)
-        self.transition = LocallyLinear(*sizes, config.coupling, config.log_noise, transition_key)
-        self.recognition = GaussianMLP(config.reader, config.recognition, config.states, recognition_key)
-        self.log_fusion = jnp.full(config.states, config.log_noise)
+        kind = Integrating if config.integrating else LocallyLinear
+        self.transition = kind(*sizes, config.coupling, config.log_noise, transition_key)
+        self.recognition = Recogniser(
+            config.reader, config.recognition, config.states, shape, recognition_key, config.sigma**2
+        )
+        self.log_fusion = jnp.full(config.states, float(config.log_noise))
 
     @property
     def observation_parts(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -12,7 +12,7 @@ from jaxtyping import PRNGKeyArray
 from deepssm import kalman
 from deepssm.gaussian import Diagonal, Gaussian, kl
 from deepssm.models.kalman_vae import KalmanConfig, KalmanVAE
-from deepssm.transitions import LocallyLinear
+from deepssm.transitions import Integrating, LocallyLinear
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,9 @@ class EKVAEConfig(KalmanConfig):
     coupling: float = 0.2
     """How strongly the unobserved dimensions of z drive the observed ones at the start of training."""
 
+    integrating: bool = False
+    """Positions are moved by velocities alone (`deepssm.transitions.Integrating`), not by anything in z."""
+
     def build(self, shape: tuple[int, ...], controls: int, key: PRNGKeyArray) -> EKVAE:
         return EKVAE(self, shape, controls, key)
 
@@ -32,7 +35,8 @@ class EKVAE(KalmanVAE):
     def __init__(self, config: EKVAEConfig, shape: tuple[int, ...], controls: int, key: PRNGKeyArray):
         key, transition_key = jax.random.split(key)
         sizes = (config.states, controls, config.bases, config.alpha, config.auxiliary)
-        transition = LocallyLinear(*sizes, config.coupling, config.log_noise, transition_key)
+        kind = Integrating if config.integrating else LocallyLinear
+        transition = kind(*sizes, config.coupling, config.log_noise, transition_key)
         super().__init__(config, shape, transition, key)
 
     def rate(

@@ -82,13 +82,13 @@ class KalmanVAE(Model):
     def __init__(self, config: KalmanConfig, shape: tuple[int, ...], transition: Any, key: PRNGKeyArray):
         keys = jax.random.split(key, 4)
         n, n_a = config.states, config.auxiliary
-        self.encoder = Encoder(shape, config.encoder, n_a, keys[0], config.channels)
+        self.encoder = Encoder(shape, config.encoder, n_a, keys[0], config.channels, config.sigma**2)
         self.decoder = Decoder(n_a, config.decoder, shape, config.sigma, keys[1], config.channels)
         self.transition = transition
         self.prior = priors.build(config.prior, n, config.prior_hidden, keys[2])
         learned = config.emission == "learned"
         self.H_learned = jnp.eye(n_a, n) + 0.05 * jax.random.normal(keys[3], (n_a, n)) if learned else None
-        self.log_R = jnp.full(n_a, config.log_noise)
+        self.log_R = jnp.full(n_a, float(config.log_noise))
         self.start_m = jnp.zeros(n)
         self.start_log_P = jnp.zeros(n)
         self.config = config

@@ -15,7 +15,7 @@ from jaxtyping import PRNGKeyArray
 
 from deepssm.gaussian import Diagonal
 from deepssm.models.stepwise import Stepwise, StepwiseConfig
-from deepssm.networks import LSTM, GaussianMLP, Reading
+from deepssm.networks import LSTM, GaussianMLP, Reading, Recogniser
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class RSSMConfig(StepwiseConfig):
 class RSSM(Stepwise):
     lstm: LSTM
     transition: GaussianMLP
-    recognition: GaussianMLP
+    recognition: Recogniser
 
     observation_parts = ("reader", "recognition", "decoder")
 
@@ -46,7 +46,9 @@ class RSSM(Stepwise):
         n = config.states
         self.lstm = LSTM(n + controls, config.memory, lstm_key)
         self.transition = GaussianMLP(config.memory, config.transition, n, transition_key)
-        self.recognition = GaussianMLP(config.memory + config.reader, config.recognition, n, recognition_key)
+        self.recognition = Recogniser(
+            config.memory + config.reader, config.recognition, n, shape, recognition_key, config.sigma**2
+        )
 
     @property
     def memory_size(self) -> int:

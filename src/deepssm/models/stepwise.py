@@ -22,7 +22,7 @@ from jaxtyping import Float, Num, PRNGKeyArray
 from deepssm import priors
 from deepssm.gaussian import Diagonal, Gaussian, kl
 from deepssm.models.base import Controls, Model, Observations, Posterior, Seen, Terms, components_first, posterior
-from deepssm.networks import Decoder, Reader, Reading, still_seen
+from deepssm.networks import Decoder, Reader, Reading, sensors, still_seen
 from deepssm.priors import Prior
 
 
@@ -80,7 +80,7 @@ class Stepwise(Model):
         self, config: StepwiseConfig, reading: Reading, shape: tuple[int, ...], controls: int, key: PRNGKeyArray
     ):
         keys = jax.random.split(key, 3)
-        self.reader = Reader(reading, shape, controls, config.reader, keys[0])
+        self.reader = Reader(reading, shape, controls, config.reader, keys[0], sensors(shape, config.states))
         decoder = Decoder(config.states, config.decoder, shape, config.sigma, keys[1])
         # Pictures are explained by positions at first: else the circle of an angle may lie across the velocities.
         blind = decoder.network.layers[0].W.at[config.positions :].set(0.0)
