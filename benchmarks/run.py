@@ -200,7 +200,7 @@ def pictures(sequences: int, stored: int) -> tuple[Callable[[], Any], float, flo
         *((layer.W.size, pixels[index + 1]) for index, layer in enumerate(model.encoder.convolutions)),
         *((layer.W.size, pixels[3 - index]) for index, layer in enumerate(model.decoder.deconvolutions)),
     ]
-    dense = [layer.W.size for layer in (*model.encoder.network.mlp.layers, *model.decoder.network.layers)]
+    dense = [W.size for W in jax.tree.leaves((model.encoder, model.decoder)) if W.ndim == 2]
     products = sum(weights * places for weights, places in convolved) + sum(dense)
     arithmetic = 3 * 2 * sequences * frames * products
     memory = compiled.memory_analysis().temp_size_in_bytes
@@ -223,10 +223,12 @@ def main() -> None:
     rounds = 3 if options.quick else 9
     sys.path.insert(0, str(Path(__file__).parent))
     lines: list[dict[str, Any]] = []
+    device = "cpu" if jax.default_backend() == "cpu" else jax.devices()[0].device_kind.lower().replace(" ", "-")
 
     def note(what: str, value: float, goal: str, detail: str) -> None:
         lines.append({"what": what, "value": value, "goal": goal, "detail": detail})
         print(f"{what:<68} {value:8.2f}   goal {goal:<9} {detail}", flush=True)
+        files.write_json(options.out / f"benchmarks-{device}.json", {"lines": lines, **provenance()})
 
     def milliseconds(times: dict[str, float]) -> str:
         return ", ".join(f"{name} {1e3 * value:.2f} ms" for name, value in times.items())
@@ -265,8 +267,6 @@ def main() -> None:
         each = {"seed-step": times["step"] / CHUNK / 8, "torch": times["torch"] / 2}
         ratio = each["torch"] / each["seed-step"]
         note("eager PyTorch step over our seed-step, 8 seeds", ratio, ">= 40", milliseconds(each))
-    name = "cpu" if jax.default_backend() == "cpu" else jax.devices()[0].device_kind.lower().replace(" ", "-")
-    files.write_json(options.out / f"benchmarks-{name}.json", {"lines": lines, **provenance()})
 
 
 if __name__ == "__main__":

@@ -102,6 +102,9 @@ def case(request) -> Case:
     x, u = jax.random.uniform(keys[0], (N, T, 8, 8)), jax.random.normal(keys[1], (N, T, 1))
     seen = jnp.ones((N, T), bool).at[1, GAP].set(False).at[2, END:].set(False).at[3, 0].set(False)
     arrays, rest = eqx.partition(model, eqx.is_inexact_array)
+    if name == "dks-integrating":  # its last layer starts at zero, and layers before it are not reached at first
+        arrays = jax.tree.map(lambda array: array + 0.01, arrays)
+    model = eqx.combine(arrays, rest)
     asked = jax.jit(lambda arrays, *data: ask(eqx.combine(arrays, rest), *data), compiler_options=QUICKLY_COMPILED)
     return Case(model, asked(arrays, x, u, seen, keys[2]), x, u, seen)
 

@@ -212,6 +212,17 @@ STUDIES = {
             "pendulum-rssm-annealing": _pendulum(None, 0.158, 0.060, 3.23e-3, 6.94e-4),
         },
     ),
+    "precision": Study(
+        "Matrix products in float32 and in TensorFloat-32: VHP-EKVAE (CO), pendulum (image data)",
+        {
+            precision: dataclasses.replace(
+                PRESETS["pendulum-vhp-ekvae-co"],
+                row=precision,
+                training=dataclasses.replace(KALMAN, precision=precision),
+            )
+            for precision in ("float32", "tensorfloat32")
+        },
+    ),
     "fig-distortion-baseline": Study(
         "Robustness to the distortion baseline: VHP-EKVAE (CO), pendulum (image data)",
         _sweep("pendulum-vhp-ekvae-co", {f"{factor}": Constrained(factor=factor) for factor in BASELINES}),
