@@ -137,3 +137,13 @@ def test_the_command_itself():
     for option in ("--seeds", "--distortion-baseline", "--iterations", "--resume", "--learning-rate", "--torque"):
         assert option in options.stdout
     assert deepssm("train", "pendulum-vhp-ekvae-co", "--wings", "2").returncode == 2
+
+
+def test_a_reader_that_goes_away_gets_no_traceback():
+    command = [sys.executable, "-m", "deepssm", "train", "pendulum-vhp-ekvae-co", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141

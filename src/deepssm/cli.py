@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -312,4 +313,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("deepssm: interrupted; 'deepssm train' goes on from its last checkpoint with --resume.", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever read the output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more when it ends
+        return 141
     return 0

@@ -23,7 +23,6 @@ class DKSConfig(StepwiseConfig):
     """Hidden layers of p(z_t | z_t-1, u_t-1)."""
     coupling: float = 0.2
     """How strongly velocities drive positions at the start of training."""
-
     integrating: bool = False
     """Positions are moved by velocities alone (`deepssm.transitions.Integrating`), not by anything in z."""
 

@@ -25,7 +25,6 @@ class DVBSConfig(StepwiseConfig):
     """Hidden layers of the network that weighs the base matrices."""
     coupling: float = 0.3
     """How strongly velocities drive positions at the start of training."""
-
     integrating: bool = False
     """Positions are moved by velocities alone (`deepssm.transitions.Integrating`), not by anything in z."""
 

@@ -23,7 +23,6 @@ class EKVAEConfig(KalmanConfig):
     """Re-linearisations around the smoothed means in `smooth`, never in the loss; 0 is the paper."""
     coupling: float = 0.2
     """How strongly the unobserved dimensions of z drive the observed ones at the start of training."""
-
     integrating: bool = False
     """Positions are moved by velocities alone (`deepssm.transitions.Integrating`), not by anything in z."""
 
