@@ -1,5 +1,7 @@
 """Encoders and decoders of frames."""
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -23,16 +25,39 @@ def test_a_convolution_is_a_sum_over_its_window():
     np.testing.assert_allclose(layer(x)[0, 2, 1], wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [Convolution, Deconvolution])
-def test_products_of_windows_are_convolutions(kind):
-    layer, x = kind(3, 4, KEY), jax.random.normal(KEY, (2, 8, 12, 3))
-    pictures = ("NHWC", "HWIO", "NHWC")
-    if kind is Convolution:
-        wanted = jax.lax.conv_general_dilated(x, layer.W, (2, 2), "SAME", dimension_numbers=pictures)
-    else:
-        wanted = jax.lax.conv_transpose(x, layer.W, (2, 2), "SAME", dimension_numbers=pictures)
-    np.testing.assert_allclose(layer.product(x), wanted, atol=1e-5)
-    np.testing.assert_allclose(layer.convolve(x), wanted, atol=1e-5)
+PICTURES = ("NHWC", "HWIO", "NHWC")
+
+
+@pytest.mark.parametrize("ours", [convolutions.halve, convolutions.halve_by_stride_1])
+def test_halving_is_a_convolution_and_so_are_its_derivatives(ours, monkeypatch):
+    monkeypatch.setattr(convolutions, "BLOCK", 2)
+    x, W = jax.random.normal(KEY, (5, 8, 12, 3)), jax.random.normal(KEY, (5, 5, 3, 4))
+
+    def theirs(x: jax.Array, W: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(x, W, (2, 2), "SAME", dimension_numbers=PICTURES)
+
+    assert_same(ours, theirs, x, W)
+
+
+@pytest.mark.parametrize("ours", [convolutions.double, convolutions.double_by_stride_1])
+def test_doubling_is_its_transpose_and_so_are_its_derivatives(ours, monkeypatch):
+    monkeypatch.setattr(convolutions, "BLOCK", 2)
+    y, W = jax.random.normal(KEY, (5, 4, 6, 4)), jax.random.normal(KEY, (5, 5, 3, 4))
+
+    def theirs(y: jax.Array, W: jax.Array) -> jax.Array:
+        return jax.lax.conv_transpose(y, W, (2, 2), "SAME", dimension_numbers=PICTURES, transpose_kernel=True)
+
+    assert_same(ours, theirs, y, W)
+
+
+def assert_same(ours: Callable, theirs: Callable, x: jax.Array, W: jax.Array) -> None:
+    """Values and derivatives."""
+    found, pull_back = jax.vjp(ours, x, W)
+    wanted, pull_back_theirs = jax.vjp(theirs, x, W)
+    weights = jax.random.normal(jax.random.key(1), wanted.shape)
+    np.testing.assert_allclose(found, wanted, atol=3e-5)
+    for mine, yours in zip(pull_back(weights), pull_back_theirs(weights), strict=True):
+        np.testing.assert_allclose(mine, yours, atol=1e-4)
 
 
 def test_deconvolutions_double_and_keep_the_scale():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate, pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Num, PRNGKeyArray
 
-from deepssm.convolutions import Convolution, Deconvolution, halved, in_blocks
+from deepssm.convolutions import Convolution, Deconvolution, halved
 from deepssm.data.sequences import intensities
 from deepssm.gaussian import LOG_2PI, Diagonal
 
@@ -118,11 +118,43 @@ class Recogniser(eqx.Module):
         return q._replace(m=q.m + self.linear(x))
 
 
+class Standard(eqx.Module):
+    """What convolutions see and make of pictures: differences from the mean one, in units of their standard deviation.
+
+    Both are facts about the data (`knowing`) and not trained.
+    """
+
+    mean: Float[Array, "*shape"]
+    scale: Float[Array, ""]
+
+    @classmethod
+    def unknown(cls, shape: tuple[int, ...]) -> Standard:
+        return cls(jnp.zeros(shape), jnp.ones(()))
+
+    def standardised(self, x: Float[Array, "frames *shape"]) -> Float[Array, "frames *shape"]:
+        mean, scale = jax.lax.stop_gradient((self.mean, self.scale))
+        return (x - mean) / scale
+
+    def restored(self, x: Float[Array, "frames *shape"]) -> Float[Array, "frames *shape"]:
+        mean, scale = jax.lax.stop_gradient((self.mean, self.scale))
+        return mean + scale * x
+
+
+def knowing(model: Any, mean: Any, scale: Any) -> Any:
+    """The same model, whose networks know the mean picture and the standard deviation of all pixels around it."""
+
+    def know(part: Any) -> Any:
+        return Standard(jnp.asarray(mean), jnp.asarray(scale)) if isinstance(part, Standard) else part
+
+    return jax.tree.map(know, model, is_leaf=lambda part: isinstance(part, Standard))
+
+
 class Encoder(eqx.Module):
     """q(a | x) for flat lists of frames: convolutions where there are `channels`, then dense layers."""
 
     convolutions: tuple[Convolution, ...]
     network: Recogniser
+    standard: Standard | None
 
     def __init__(
         self,
@@ -133,6 +165,7 @@ class Encoder(eqx.Module):
         channels: tuple[int, ...] = (),
         variance: float = 1.0,
     ):
+        self.standard = Standard.unknown(shape) if channels else None
         features = math.prod(halved(shape, channels))
         key, *keys = jax.random.split(key, 1 + len(channels)) if channels else [key]
         sizes = pairwise((shape[-1], *channels))
@@ -140,16 +173,11 @@ class Encoder(eqx.Module):
         self.network = Recogniser(features, hidden, outputs, shape, key, variance)
 
     def __call__(self, x: Num[Array, "frames *shape"]) -> Diagonal:
-        if self.convolutions:
-            x = in_blocks(self._convolve, x)
-        x = intensities(x).reshape(len(x), -1).T
-        return self.network(x if self.network.linear is None else jnp.concatenate([x, x]))
-
-    def _convolve(self, x: Num[Array, "frames *shape"]) -> Float[Array, "frames h w c"]:
-        x = intensities(x)
+        x = intensities(x) if self.standard is None else self.standard.standardised(intensities(x))
         for layer in self.convolutions:
             x = jax.nn.relu(layer(x))
-        return x
+        x = x.reshape(len(x), -1).T
+        return self.network(x if self.network.linear is None else jnp.concatenate([x, x]))
 
 
 class Decoder(eqx.Module):
@@ -158,6 +186,7 @@ class Decoder(eqx.Module):
     network: MLP
     deconvolutions: tuple[Deconvolution, ...]
     linear: Dense | None
+    standard: Standard | None
     shape: tuple[int, ...] = eqx.field(static=True)
     sigma: float = eqx.field(static=True)
 
@@ -170,6 +199,7 @@ class Decoder(eqx.Module):
         key: PRNGKeyArray,
         channels: tuple[int, ...] = (),
     ):
+        self.standard = Standard.unknown(shape) if channels else None
         key, *keys = jax.random.split(key, 1 + len(channels)) if channels else [key]
         self.linear = straight(inputs, *shape) if sensors(shape, inputs) else None
         gain = math.sqrt(2) if channels else 1.0 if self.linear is None else 0.1
@@ -189,15 +219,15 @@ class Decoder(eqx.Module):
         x = jnp.tensordot(self.network.features(a), last.W, (0, 0)) + last.b
         if self.deconvolutions:
             start = halved(self.shape, tuple(layer.W.shape[2] for layer in self.deconvolutions[::-1]))
-            x = in_blocks(self._deconvolve, x.reshape(-1, *start))
+            x = x.reshape(-1, *start)
+            for layer in self.deconvolutions:
+                x = layer(jax.nn.relu(x))
+            x = x.reshape(len(x), -1)
         if self.linear is not None:
             x = x + self.linear(a).T
+        if self.standard is not None:
+            x = self.standard.restored(x.reshape(-1, *self.shape))
         return x.reshape(len(x), -1)
-
-    def _deconvolve(self, x: Float[Array, "frames h w c"]) -> Float[Array, "frames *shape"]:
-        for layer in self.deconvolutions:
-            x = layer(jax.nn.relu(x))
-        return x
 
     def __call__(self, a: Float[Array, "n frames"]) -> Float[Array, "frames *shape"]:
         """The mean picture."""
