@@ -27,6 +27,8 @@ from deepssm.errors import DeepSSMError
 
 PART = 100
 """Sequences in a part."""
+MARGIN = 0.04
+"""How close to its limit, in radians, the wrist is led away from it."""
 Watch = Callable[[int, int], None]
 """Called with the sequences done and all sequences."""
 
@@ -45,7 +47,8 @@ class ReacherData:
     """2000 training sequences of 30 frames, cut out of longer episodes, and 500 each for validation and test.
 
     An episode begins at rest anywhere. Each torque is uniform in [-1, 1] and changes with probability 1 / hold at each
-    frame; the window begins after `before` frames, when the velocities have spread.
+    frame, the wrist's also where it would press it against its limit: it is then drawn from those that lead away. The
+    window begins after `before` frames, when the velocities have spread.
     """
 
     observation: Observation = "angle"
@@ -58,7 +61,7 @@ class ReacherData:
     """Frames in a sequence."""
     before: int = 100
     """Frames of an episode before the sequence begins."""
-    hold: float = 4.0
+    hold: float = 25.0
     """Frames that a torque is held on average."""
     data_seed: int = 0
     """Seed of the data."""
@@ -134,21 +137,24 @@ class ReacherData:
     ) -> tuple[NDArray, NDArray[np.float32], NDArray[np.float32]]:
         """Observations, torques and states of one sequence."""
         angles = generator.uniform([-np.pi, -WRIST], [np.pi, WRIST])
-        torques = generator.uniform(-1.0, 1.0, (self.before + self.frames, 2))
-        change = generator.uniform(size=torques.shape) < 1 / self.hold
-        for t in range(1, len(torques)):
-            torques[t] = np.where(change[t], torques[t], torques[t - 1])
         environment.place([*angles, 0.0, 0.0])
-        for u in torques[: self.before]:
+        u = generator.uniform(-1.0, 1.0, 2)
+        x, torques, states = [], [], []
+        for t in range(self.before + self.frames):
+            if t == self.before:  # each sequence begins in the first turn
+                turns = 2 * np.pi * np.round(environment.state[0] / (2 * np.pi))
+                environment.place(environment.state - [turns, 0.0, 0.0, 0.0])
+            state = environment.state
+            change = generator.uniform(size=2) < 1 / self.hold
+            u = np.where(change, generator.uniform(-1.0, 1.0, 2), u)
+            if abs(state[1]) > WRIST - MARGIN and u[1] * state[1] > 0:
+                u[1] = -np.sign(state[1]) * generator.uniform()
+            if t >= self.before:
+                x.append(environment.observe())
+                torques.append(u)
+                states.append(state)
             environment.advance(u)
-        turns = 2 * np.pi * np.round(environment.state[0] / (2 * np.pi))  # each sequence begins in the first turn
-        environment.place(environment.state - [turns, 0.0, 0.0, 0.0])
-        x, states = [], []
-        for u in torques[self.before :]:
-            x.append(environment.observe())
-            states.append(environment.state)
-            environment.advance(u)
-        return np.stack(x), torques[self.before :].astype(np.float32), np.stack(states).astype(np.float32)
+        return np.stack(x), np.stack(torques).astype(np.float32), np.stack(states).astype(np.float32)
 
     def _tasks(self, folder: Path) -> Iterator[Task]:
         for split, size in enumerate((self.sequences, self.test_sequences, self.test_sequences)):
