@@ -194,7 +194,7 @@ def pictures(sequences: int, stored: int) -> tuple[Callable[[], Any], float, flo
     data = program.on_devices((x, np.zeros((stored, frames, 2), np.float32), np.ones((stored, frames), bool)))
     state = program.on_devices(program.start())
     compiled = program.run.lower(state, data, length=1).compile()
-    model = program.models(state)[0]
+    model = program.models(state.parameters)[0]
     pixels = [4096 >> 2 * layer for layer in range(4)]  # of a picture before and after each convolution
     convolved = [
         *((layer.W.size, pixels[index + 1]) for index, layer in enumerate(model.encoder.convolutions)),

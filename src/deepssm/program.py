@@ -47,6 +47,8 @@ class TrainingConfig:
     the first few frames of one."""
     decay: Literal["cosine", "constant"] = "cosine"
     """How the two rates change over the run."""
+    warm_up: int = 0
+    """Steps in which the rates rise from zero. Adam's first steps are as long as any: too long for a good start."""
     precision: Literal["float32", "tensorfloat32"] = "float32"
     """Of matrix products in training. TensorFloat-32 is faster on NVIDIA accelerators and the same elsewhere;
     models are measured in float32."""
@@ -57,6 +59,8 @@ class TrainingConfig:
     """The first seed."""
     seeds: int = 1
     """Number of seeds, trained in the same program."""
+    head_start: int = 0
+    """Steps of each stage of the head start (`deepssm.headstart`), for Kalman VAEs with convolutions; 0: none."""
     baseline_steps: int = 2000
     """Steps of the classical run that finds D_max."""
     chunk: int = 100
@@ -67,7 +71,7 @@ class TrainingConfig:
     def rate(self, group: str, step: Array) -> Array:
         rates = {"observation": self.learning_rate, "dynamics": self.dynamics_rate}
         fraction = 0.5 * (1 + jnp.cos(jnp.pi * step / self.steps)) if self.decay == "cosine" else jnp.ones(())
-        return rates[group] * fraction
+        return rates[group] * fraction * jnp.minimum((step + 1) / (self.warm_up + 1), 1.0)
 
     @property
     def all_seeds(self) -> tuple[int, ...]:
@@ -120,9 +124,11 @@ class Program:
         """The same arrays on every device that takes part."""
         return jax.device_put(arrays, self.mesh and NamedSharding(self.mesh, PartitionSpec()))
 
-    def models(self, state: State) -> list[Model]:
+    def models(self, parameters: dict[str, Any]) -> list[Model]:
+        """One for each seed, from the parameters of a state."""
+
         def model(index: int) -> Model:
-            return self._model({group: jnp.asarray(vectors[index]) for group, vectors in state.parameters.items()})
+            return self._model({group: jnp.asarray(vectors[index]) for group, vectors in parameters.items()})
 
         return [model(index) for index in range(len(self.seeds))]
 

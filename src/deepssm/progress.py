@@ -19,7 +19,13 @@ from rich.progress import (
 
 from deepssm.training import Metrics
 
-STAGES = {"data": "making the data set", "baseline": "classical run for D_max", "training": "training"}
+STAGES = {
+    "data": "making the data set",
+    "baseline": "classical run for D_max",
+    "regression": "head start: encoder, decoder",
+    "dynamics": "head start: dynamics",
+    "training": "training",
+}
 
 
 class ProgressBar:

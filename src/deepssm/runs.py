@@ -153,7 +153,7 @@ def load_models(checkpoint: Path) -> tuple[dict[int, Model], dict[str, Any]]:
 
     program = Program(build, objective, experiment.training)
     state = checkpoints.load(checkpoint, jax.eval_shape(program.start))
-    return dict(zip(experiment.training.all_seeds, program.models(state), strict=True)), header
+    return dict(zip(experiment.training.all_seeds, program.models(state.parameters), strict=True)), header
 
 
 def measure(experiment: Experiment, models: dict[int, Model], data: Dataset, facts: dict[str, Any]) -> dict[str, Any]:

@@ -8,17 +8,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from deepssm import checkpoints
-from deepssm.data.sequences import Sequences
+from deepssm import checkpoints, headstart
+from deepssm.data.sequences import Sequences, intensities
 from deepssm.errors import DeepSSMError
 from deepssm.models.base import Model
+from deepssm.networks import Standard, knowing
 from deepssm.objectives import Constrained, Elbo, Objective, distortion_baseline
 from deepssm.program import Program, TrainingConfig, select
+
+STANDARD = 10_000
+"""Pictures that tell the mean one."""
 
 
 @runtime_checkable
@@ -43,7 +49,7 @@ class Fit(NamedTuple):
 Metrics = dict[str, NDArray[Any]]
 """By name, each (seeds, steps)."""
 Watch = Callable[[str, int, int, Metrics], None]
-"""Called after each chunk with the stage ("baseline" or "training"), the steps done, all steps, and the metrics."""
+"""Called after each chunk with the stage (`deepssm.progress`), the steps done, all steps, and the metrics."""
 
 
 def fit(
@@ -79,8 +85,11 @@ def fit(
         objective = dataclasses.replace(objective, distortion_baseline=baseline)
 
     shape, controls = data.x.shape[2:], data.u.shape[2]
-    program = Program(lambda seed: model_config.build(shape, controls, jax.random.key(seed)), objective, training)
+    build = _knowing(lambda seed: model_config.build(shape, controls, jax.random.key(seed)), data)
+    program = Program(build, objective, training)
     state, diverged, seconds = program.start(), {}, 0.0
+    if training.head_start and not saved:
+        state = state._replace(parameters=headstart.learn(build, training, data, watch))
     if saved and checkpoint:
         state, seconds = checkpoints.load(checkpoint, state), saved["seconds"]
         diverged = {int(seed): reason for seed, reason in saved["diverged"].items()}
@@ -108,7 +117,20 @@ def fit(
             last_saved = time.monotonic()
         watch("training", done, training.steps, metrics)
         step = done
-    return Fit(program.models(jax.device_get(state)), objective, time.monotonic() - began, diverged)
+    return Fit(program.models(jax.device_get(state.parameters)), objective, time.monotonic() - began, diverged)
+
+
+def _knowing(build: Callable[[Array], Model], data: Sequences) -> Callable[[Array], Model]:
+    """The same models, which know mean and scale of the pictures if they ask for them."""
+    shapes = eqx.filter_eval_shape(build, jnp.asarray(0))
+    leaves = jax.tree.leaves(shapes, is_leaf=lambda part: isinstance(part, Standard))
+    if not any(isinstance(part, Standard) for part in leaves):
+        return build
+    pictures = data.x[data.mask]
+    sample = intensities(pictures[np.linspace(0, len(pictures) - 1, min(len(pictures), STANDARD)).astype(int)])
+    mean = sample.mean(0)
+    scale = np.sqrt(np.mean((sample - mean) ** 2))
+    return lambda seed: knowing(build(seed), mean, scale)
 
 
 def find_baseline(
@@ -134,6 +156,7 @@ def find_baseline(
         learning_rate=4 * training.learning_rate,
         decay="constant",
         seeds=1,
+        head_start=0,
         chunk=50,
     )
     fit(model_config, Elbo(), short, data, watch=note)

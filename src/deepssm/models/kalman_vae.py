@@ -141,11 +141,14 @@ class KalmanVAE(Model):
         u, seen = components_first(u), seen.T
         q_a = self.encode(x)
         a = q_a.sample(a_key)
-        inputs = self.inputs(u, self.memories(a, seen))
         frames = jnp.swapaxes(a, 1, 2).reshape(len(a), -1)
         log_x = self.decoder.log_prob(x.reshape(-1, *x.shape[2:]), frames).reshape(seen.T.shape)
-        parts = self.rate(q_a, a, inputs, seen, self.forward(a, inputs, seen), rate_key)
-        return Terms.of(-jnp.where(seen.T, log_x, 0.0).sum(1), parts)
+        return Terms.of(-jnp.where(seen.T, log_x, 0.0).sum(1), self.rates(q_a, a, u, seen, rate_key))
+
+    def rates(self, q_a: Diagonal, a: Array, u: Array, seen: Array, key: PRNGKeyArray) -> dict[str, Array]:
+        """The summands of the rate, of features a ~ q_a."""
+        inputs = self.inputs(u, self.memories(a, seen))
+        return self.rate(q_a, a, inputs, seen, self.forward(a, inputs, seen), key)
 
     @abc.abstractmethod
     def rate(

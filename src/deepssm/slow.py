@@ -1,0 +1,190 @@
+"""Slow features: what changes least from frame to frame, found without training.
+
+An encoder that starts at random may fold the world: two states that look alike share a feature, the decoder draws
+something in between, and no gradient leads out of it. States of a moving system are what changes slowly, though, and
+the slowest functions of a picture have a closed form once it is expanded into enough random features: slow feature
+analysis (Wiskott and Sejnowski 2002), here in three stages, each on the slow features of the one before. They say
+what to encode; `positions` puts them into the form that transitions expect (`deepssm.headstart`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepssm.data.sequences import Sequences, intensities
+from deepssm.errors import DeepSSMError
+
+Floats = NDArray[np.floating]
+
+EDGE = 16
+"""Pictures are averaged down to this many pixels, or a little more, along an edge."""
+COMPONENTS = 100
+"""Principal components of the pictures that the first stage sees."""
+FEATURES = (2000, 1500, 1500)
+"""Random features of each stage."""
+KEPT = 30
+"""Slow features that each stage hands on. With a few only, the next stage learns the training sequences by heart."""
+BANDWIDTH = 1.5
+RIDGE = 1e-4
+FRAMES = 60_000
+"""Frames to learn from; others are only looked at."""
+BINS = 40
+"""Parts of a line in which its speed is measured."""
+BLOCK = 10_000
+"""Frames at a time: bounds the memory."""
+
+
+class Steps(NamedTuple):
+    """Frames as a list, and which of them follow one another."""
+
+    frames: Floats
+    first: NDArray[np.integer]
+    """Each of these frames is followed by the next in the list."""
+
+
+class Stage(NamedTuple):
+    """Slow functions of y: cos(y W + b) U, of unit variance."""
+
+    W: Floats
+    b: Floats
+    mean: Floats
+    U: Floats
+    slowness: Floats
+    """Of each function: the variance of its change from a frame to the next."""
+
+    def __call__(self, y: Floats) -> Floats:
+        blocks = [y[start : start + BLOCK] for start in range(0, len(y), BLOCK)]
+        return np.concatenate([(self.expand(block) - self.mean) @ self.U for block in blocks])
+
+    def expand(self, y: Floats) -> Floats:
+        return np.cos(y @ self.W + self.b)
+
+
+def slow_features(data: Sequences, count: int, seed: int = 0) -> Floats:
+    """The `count` slowest features of every frame, (N, T, count), each of unit variance; 0 where nothing is seen."""
+    seen = data.mask
+    pictures = pooled(data.x[seen])
+    if len(pictures) <= COMPONENTS:
+        raise DeepSSMError(f"{len(pictures)} frames are too few for a head start; more than {COMPONENTS} are needed.")
+    places = np.cumsum(seen.ravel()).reshape(seen.shape) - 1  # of each seen frame in the list
+    first = places[:, :-1][seen[:, :-1] & seen[:, 1:]]
+    generator = np.random.default_rng(seed)
+    y = principal_components(pictures)
+    for features in FEATURES:
+        stage = learn_stage(Steps(y, first), features, generator)
+        y = stage(y)
+        weights = np.sqrt(stage.slowness[0] / stage.slowness)
+        features_out, y = y, y * (weights / np.linalg.norm(weights))
+    slow = np.zeros((*seen.shape, count), np.float32)
+    slow[seen] = features_out[:, :count]
+    return slow
+
+
+def pooled(x: NDArray) -> Floats:
+    """Small pictures as rows, or sensors as they are."""
+    factors = [max((f for f in range(1, edge // EDGE + 1) if edge % f == 0), default=1) for edge in x.shape[1:3]]
+    if x.ndim < 3 or max(factors) == 1:
+        return np.asarray(intensities(x), np.float32).reshape(len(x), -1)
+    (h, w), (fh, fw) = x.shape[1:3], factors
+    blocks = (x[start : start + BLOCK] for start in range(0, len(x), BLOCK))
+    small = [np.asarray(intensities(b)).reshape(len(b), h // fh, fh, w // fw, fw, -1).mean((2, 4)) for b in blocks]
+    return np.concatenate(small).reshape(len(x), -1).astype(np.float32)
+
+
+def principal_components(pictures: Floats) -> Floats:
+    """The largest ones, with a mean square of 1 together."""
+    centred = pictures - pictures.mean(0)
+    sample = centred[spread(len(centred), FRAMES)]
+    _, axes = np.linalg.eigh(sample.T @ sample)
+    y = centred @ axes[:, ::-1][:, :COMPONENTS]
+    return y / np.sqrt(np.mean(np.sum(y**2, axis=1)))
+
+
+def learn_stage(steps: Steps, features: int, generator: np.random.Generator) -> Stage:
+    """Minimise the change from frame to frame over unit variance: D U = C U diag(slowness)."""
+    y, first = steps
+    W = BANDWIDTH * generator.standard_normal((y.shape[1], features)).astype(np.float32)
+    b = generator.uniform(0, 2 * np.pi, features).astype(np.float32)
+    unfinished = Stage(W, b, np.zeros(features), np.eye(features), np.ones(features))
+    chosen = first[spread(len(first), FRAMES)]
+    mean, C, D = np.zeros(features), np.zeros((features, features)), np.zeros((features, features))
+    for start in range(0, len(chosen), BLOCK):
+        index = chosen[start : start + BLOCK]
+        now, then = unfinished.expand(y[index]), unfinished.expand(y[index + 1])
+        mean += now.sum(0)
+        C += now.T @ now
+        D += (then - now).T @ (then - now)
+    mean, D = mean / len(chosen), D / len(chosen)
+    C = C / len(chosen) - np.outer(mean, mean)
+    L = np.linalg.cholesky(C + RIDGE * np.trace(C) / features * np.eye(features))
+    _, V = np.linalg.eigh(np.linalg.solve(L, np.linalg.solve(L, D).T))
+    U = np.linalg.solve(L.T, V[:, :KEPT])
+    U = U / np.sqrt(np.einsum("ik,ij,jk->k", U, C, U, optimize=True))
+    slowness = np.einsum("ik,ij,jk->k", U, D, U, optimize=True)
+    return Stage(W, b, mean.astype(np.float32), U.astype(np.float32), slowness)
+
+
+def positions(slow: Floats, circles: int) -> Floats:
+    """Slow features as positions: those that lie on a circle first, with radius 1, then those on lines.
+
+    The features of a circle and a line form a cylinder, turned in some way: its axis c is the direction that leaves
+    the others on a circle, |y|^2 - (c' y)^2 = constant. Products of two features are fitted to that by least squares.
+    """
+    n = slow.shape[-1]
+    if circles > 1 or (circles and n not in (2, 3)):
+        raise DeepSSMError(
+            f"A head start knows one circle and at most one line, not {circles} circles in {n} dimensions. "
+            "Set 'head_start' to 0."
+        )
+    if not circles:
+        return np.stack([even(feature) for feature in np.moveaxis(slow, -1, 0)], axis=-1)
+    y = slow.reshape(-1, n)
+    axis = cylinder_axis(y[np.any(y != 0, axis=1)]) if n == 3 else np.zeros((0, n))
+    circle = slow @ np.linalg.svd(np.eye(n) - axis.T @ axis)[0][:, :2]
+    circle = circle / np.maximum(np.linalg.norm(circle, axis=-1, keepdims=True), 1e-6)
+    return np.concatenate([circle, *(even(slow @ direction)[..., None] for direction in axis)], axis=-1)
+
+
+def even(feature: Floats) -> Floats:
+    """A feature (N, T) bent so that it changes as fast everywhere, of unit variance.
+
+    The slowest functions along a line are not straight but turn over at its ends, like half a cosine.
+    """
+    steps, places = np.diff(feature, axis=1).ravel(), (0.5 * (feature[:, 1:] + feature[:, :-1])).ravel()
+    edges = np.unique(np.quantile(places, np.linspace(0, 1, BINS + 1)))
+    bins = np.clip(np.searchsorted(edges, places) - 1, 0, len(edges) - 2)
+    mean_square = np.bincount(bins, steps**2) / np.bincount(bins)
+    lengths = np.diff(edges) / np.sqrt(mean_square)
+    first, last = lengths[[0, -1]] / (edges[[1, -1]] - edges[[0, -2]])
+    bent = np.interp(feature, edges, np.concatenate([[0.0], np.cumsum(lengths)]))
+    bent += first * np.minimum(feature - edges[0], 0) + last * np.maximum(feature - edges[-1], 0)
+    return ((bent - bent.mean()) / bent.std()).astype(np.float32)
+
+
+def cylinder_axis(y: Floats) -> Floats:
+    """(1, 3): the axis of the cylinder that the points lie on."""
+    best, least = None, np.inf
+    square = np.sum(y**2, axis=1)
+    for start in np.eye(3):
+        c = start
+        for _ in range(50):  # Gauss-Newton on the residual |y|^2 - (c'y)^2 - mean, over c of length 1
+            along = y @ c
+            residual = square - along**2
+            slope = -2 * along[:, None] * y
+            centred = slope - slope.mean(0)
+            step = np.linalg.lstsq(centred, -(residual - residual.mean()), rcond=None)[0]
+            c = (c + step) / np.linalg.norm(c + step)
+        radius = square - (y @ c) ** 2
+        spread_of_radius = radius.var() / radius.mean() ** 2
+        if spread_of_radius < least:
+            best, least = c, spread_of_radius
+    assert best is not None
+    return best[None]
+
+
+def spread(length: int, count: int) -> NDArray[np.integer]:
+    """At most `count` places, spread evenly over a list."""
+    return np.linspace(0, length - 1, min(count, length)).astype(int)
