@@ -18,13 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import PRNGKeyArray
 from numpy.typing import NDArray
 
 from deepssm import slow
 from deepssm.data.sequences import Sequences
 from deepssm.errors import DeepSSMError
 from deepssm.gaussian import Diagonal
-from deepssm.models.base import Terms, components_first
+from deepssm.models.base import Controls, Observations, Seen, Terms, Trainable, components_first
 from deepssm.models.kalman_vae import KalmanVAE
 from deepssm.networks import Decoder, Encoder
 from deepssm.objectives import Elbo
@@ -40,13 +41,13 @@ Watch = Callable[[str, int, int, dict[str, NDArray[Any]]], None]
 Note = Callable[[str, int, dict[str, Array]], None]
 
 
-class Parts(eqx.Module):
+class Parts(Trainable):
     """A Kalman VAE as encoder, decoder and the rest, of which a stage trains some."""
 
     encoder: Encoder
     decoder: Decoder
     rest: Any
-    observation_parts = ("encoder", "decoder")
+    observation_parts = KalmanVAE.observation_parts
 
     @classmethod
     def of(cls, model: KalmanVAE) -> Parts:
@@ -67,7 +68,7 @@ class Told(Parts):
     and count no longer.
     """
 
-    def terms(self, x: Array, targets: Array, seen: Array, key: Array) -> Terms:
+    def terms(self, x: Observations, targets: Controls, seen: Seen, key: PRNGKeyArray) -> Terms:
         x, a, seen = x[:, 0], targets[:, 0].T, seen[:, 0]
         distortion = -jnp.where(seen, self.decoder.log_prob(x, a), 0.0)
         q = self.encoder(x)
@@ -79,7 +80,7 @@ class Told(Parts):
 class Heard(Parts):
     """Sequences of what the encoder said, means before variances, instead of x."""
 
-    def terms(self, said: Array, u: Array, seen: Array, key: Array) -> Terms:
+    def terms(self, said: Observations, u: Controls, seen: Seen, key: PRNGKeyArray) -> Terms:
         a_key, rate_key = jax.random.split(key)
         q_a = Diagonal(*jnp.split(components_first(said), 2))
         parts = self.model.rates(q_a, q_a.sample(a_key), components_first(u), seen.T, rate_key)
@@ -89,9 +90,10 @@ class Heard(Parts):
 def learn(build: Build, training: TrainingConfig, data: Sequences, watch: Watch) -> dict[str, Array]:
     """Parameters of all seeds at the start of training: of models that know slow features and how they move."""
     shapes = eqx.filter_eval_shape(build, jnp.asarray(0))
-    if not isinstance(shapes, KalmanVAE) or not shapes.encoder.convolutions:
+    if not isinstance(shapes, KalmanVAE):
         raise DeepSSMError(
-            "A head start is for Kalman VAEs with convolutions. Give the model 'channels', or set 'head_start' to 0."
+            f"Got a head start for a model of class {type(shapes).__name__}; expected EKVAE or KVAE, which encode "
+            "single frames. Set --head-start 0."
         )
     positions = shapes.config.auxiliary
     circles = max(2 * positions - shapes.config.states, 0)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from deepssm import files
 from deepssm.errors import DeepSSMError
-from deepssm.models.base import Model
+from deepssm.models.base import Trainable
 from deepssm.objectives import Objective
 
 GROUPS = ("observation", "dynamics")
@@ -60,7 +60,7 @@ class TrainingConfig:
     seeds: int = 1
     """Number of seeds, trained in the same program."""
     head_start: int = 0
-    """Steps of each stage of the head start (`deepssm.headstart`), for Kalman VAEs with convolutions; 0: none."""
+    """Steps of each stage of the head start (`deepssm.headstart`), for EKVAE and KVAE; 0: none."""
     baseline_steps: int = 2000
     """Steps of the classical run that finds D_max."""
     chunk: int = 100
@@ -96,7 +96,7 @@ class Program:
     convolutions with a batch of weights are very slow there too.
     """
 
-    def __init__(self, build: Callable[[Array], Model], objective: Objective, training: TrainingConfig):
+    def __init__(self, build: Callable[[Array], Trainable], objective: Objective, training: TrainingConfig):
         self.build, self.objective, self.training = build, objective, training
         shapes, self.static = eqx.partition(eqx.filter_eval_shape(build, jnp.asarray(0)), _is_parameter)
         self.group_of = _groups(shapes)
@@ -124,10 +124,10 @@ class Program:
         """The same arrays on every device that takes part."""
         return jax.device_put(arrays, self.mesh and NamedSharding(self.mesh, PartitionSpec()))
 
-    def models(self, parameters: dict[str, Any]) -> list[Model]:
+    def models(self, parameters: dict[str, Any]) -> list[Any]:
         """One for each seed, from the parameters of a state."""
 
-        def model(index: int) -> Model:
+        def model(index: int) -> Trainable:
             return self._model({group: jnp.asarray(vectors[index]) for group, vectors in parameters.items()})
 
         return [model(index) for index in range(len(self.seeds))]
@@ -214,7 +214,7 @@ class Program:
     def _part(self, tree: Any, group: str) -> Any:
         return eqx.filter(tree, jax.tree.map(lambda name: name == group, self.group_of))
 
-    def _model(self, parameters: dict[str, Array]) -> Model:
+    def _model(self, parameters: dict[str, Array]) -> Trainable:
         """The model of the vectors of its groups."""
         parts = []
         for group, shapes in self.shapes.items():
@@ -268,7 +268,7 @@ def _is_parameter(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
-def _groups(parameters: Model) -> Any:
+def _groups(parameters: Trainable) -> Any:
     """The name of the group of every parameter."""
 
     def group(path: Any, leaf: Any) -> str:

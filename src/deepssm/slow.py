@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from deepssm.data.sequences import Sequences, intensities
+from deepssm.data.sequences import Sequences, intensities, spread
 from deepssm.errors import DeepSSMError
 
 Floats = NDArray[np.floating]
@@ -31,9 +31,13 @@ BANDWIDTH = 1.5
 RIDGE = 1e-4
 FRAMES = 60_000
 """Frames to learn from; others are only looked at."""
+SAMPLE = 4000
+"""Frames that tell whether a feature is a function of others."""
+OVERTONE = 0.5
+"""It is, if so much of its variance is explained by them."""
 BINS = 40
 """Parts of a line in which its speed is measured."""
-BLOCK = 10_000
+BLOCK = 2000
 """Frames at a time: bounds the memory."""
 
 
@@ -45,53 +49,66 @@ class Steps(NamedTuple):
     """Each of these frames is followed by the next in the list."""
 
 
-class Stage(NamedTuple):
-    """Slow functions of y: cos(y W + b) U, of unit variance."""
+class Expansion(NamedTuple):
+    """Random features cos(W' y + b)."""
 
     W: Floats
     b: Floats
+
+    def __call__(self, y: Floats) -> Floats:
+        return np.cos(y @ self.W + self.b)
+
+
+class Stage(NamedTuple):
+    """Slow functions of y, of unit variance: U' (expand(y) - mean)."""
+
+    expand: Expansion
     mean: Floats
     U: Floats
     slowness: Floats
     """Of each function: the variance of its change from a frame to the next."""
 
     def __call__(self, y: Floats) -> Floats:
-        blocks = [y[start : start + BLOCK] for start in range(0, len(y), BLOCK)]
+        blocks = (y[start : start + BLOCK] for start in range(0, len(y), BLOCK))
         return np.concatenate([(self.expand(block) - self.mean) @ self.U for block in blocks])
-
-    def expand(self, y: Floats) -> Floats:
-        return np.cos(y @ self.W + self.b)
 
 
 def slow_features(data: Sequences, count: int, seed: int = 0) -> Floats:
     """The `count` slowest features of every frame, (N, T, count), each of unit variance; 0 where nothing is seen."""
     seen = data.mask
-    pictures = pooled(data.x[seen])
+    pictures = pooled(data)
     if len(pictures) <= COMPONENTS:
-        raise DeepSSMError(f"{len(pictures)} frames are too few for a head start; more than {COMPONENTS} are needed.")
+        raise DeepSSMError(
+            f"Got {len(pictures)} frames; a head start needs more than {COMPONENTS}. Give more, or set --head-start 0."
+        )
     places = np.cumsum(seen.ravel()).reshape(seen.shape) - 1  # of each seen frame in the list
     first = places[:, :-1][seen[:, :-1] & seen[:, 1:]]
     generator = np.random.default_rng(seed)
     y = principal_components(pictures)
     for features in FEATURES:
         stage = learn_stage(Steps(y, first), features, generator)
-        y = stage(y)
-        weights = np.sqrt(stage.slowness[0] / stage.slowness)
-        features_out, y = y, y * (weights / np.linalg.norm(weights))
-    slow = np.zeros((*seen.shape, count), np.float32)
-    slow[seen] = features_out[:, :count]
-    return slow
+        slow = stage(y)
+        y = slow / np.sqrt(stage.slowness * np.sum(1 / stage.slowness))  # the slower, the larger; 1 together
+    found = np.zeros((*seen.shape, count), np.float32)
+    found[seen] = slow[:, new_ones(slow, count, generator)]
+    return found
 
 
-def pooled(x: NDArray) -> Floats:
-    """Small pictures as rows, or sensors as they are."""
-    factors = [max((f for f in range(1, edge // EDGE + 1) if edge % f == 0), default=1) for edge in x.shape[1:3]]
-    if x.ndim < 3 or max(factors) == 1:
-        return np.asarray(intensities(x), np.float32).reshape(len(x), -1)
-    (h, w), (fh, fw) = x.shape[1:3], factors
-    blocks = (x[start : start + BLOCK] for start in range(0, len(x), BLOCK))
-    small = [np.asarray(intensities(b)).reshape(len(b), h // fh, fh, w // fw, fw, -1).mean((2, 4)) for b in blocks]
-    return np.concatenate(small).reshape(len(x), -1).astype(np.float32)
+def pooled(data: Sequences) -> Floats:
+    """All seen frames as rows: small pictures, or sensors as they are."""
+    seen = np.flatnonzero(data.mask)
+    blocks = (np.unravel_index(seen[start : start + BLOCK], data.mask.shape) for start in range(0, len(seen), BLOCK))
+    return np.concatenate([_small(intensities(data.x[block])).reshape(len(block[0]), -1) for block in blocks])
+
+
+def _small(pictures: Floats) -> Floats:
+    """Means of squares of pixels; an edge that cannot be divided evenly stays."""
+    if pictures.ndim < 3:
+        return pictures
+    frames, *edges = pictures.shape[:3]
+    factors = (max(f for f in range(1, max(edge // EDGE, 1) + 1) if edge % f == 0) for edge in edges)
+    (h, fh), (w, fw) = ((edge // f, f) for edge, f in zip(edges, factors, strict=True))
+    return np.asarray(pictures, np.float32).reshape(frames, h, fh, w, fw, -1).mean((2, 4))
 
 
 def principal_components(pictures: Floats) -> Floats:
@@ -106,14 +123,13 @@ def principal_components(pictures: Floats) -> Floats:
 def learn_stage(steps: Steps, features: int, generator: np.random.Generator) -> Stage:
     """Minimise the change from frame to frame over unit variance: D U = C U diag(slowness)."""
     y, first = steps
-    W = BANDWIDTH * generator.standard_normal((y.shape[1], features)).astype(np.float32)
-    b = generator.uniform(0, 2 * np.pi, features).astype(np.float32)
-    unfinished = Stage(W, b, np.zeros(features), np.eye(features), np.ones(features))
+    W, b = BANDWIDTH * generator.standard_normal((y.shape[1], features)), generator.uniform(0, 2 * np.pi, features)
+    expand = Expansion(W.astype(np.float32), b.astype(np.float32))
     chosen = first[spread(len(first), FRAMES)]
     mean, C, D = np.zeros(features), np.zeros((features, features)), np.zeros((features, features))
     for start in range(0, len(chosen), BLOCK):
         index = chosen[start : start + BLOCK]
-        now, then = unfinished.expand(y[index]), unfinished.expand(y[index + 1])
+        now, then = expand(y[index]), expand(y[index + 1])
         mean += now.sum(0)
         C += now.T @ now
         D += (then - now).T @ (then - now)
@@ -124,7 +140,34 @@ def learn_stage(steps: Steps, features: int, generator: np.random.Generator) -> 
     U = np.linalg.solve(L.T, V[:, :KEPT])
     U = U / np.sqrt(np.einsum("ik,ij,jk->k", U, C, U, optimize=True))
     slowness = np.einsum("ik,ij,jk->k", U, D, U, optimize=True)
-    return Stage(W, b, mean.astype(np.float32), U.astype(np.float32), slowness)
+    return Stage(expand, mean.astype(np.float32), U.astype(np.float32), slowness.astype(np.float32))
+
+
+def new_ones(slow: Floats, count: int, generator: np.random.Generator) -> list[int]:
+    """The `count` slowest features of which none is a function of those before it.
+
+    Where one position changes much more slowly than another, its overtones are slow too: cos 2x is 2 (cos x)^2 - 1.
+    """
+    sample = slow[spread(len(slow), SAMPLE)]
+    chosen = [0]
+    for index in range(1, slow.shape[1]):
+        if len(chosen) < count and _explained(sample[:, chosen], sample[:, index], generator) < OVERTONE:
+            chosen.append(index)
+    if len(chosen) < count:
+        raise DeepSSMError(
+            f"Got pictures in which only {len(chosen)} things change slowly; a head start looks for {count}, one for "
+            "each auxiliary variable. Give fewer, or set --head-start 0."
+        )
+    return chosen
+
+
+def _explained(features: Floats, target: Floats, generator: np.random.Generator) -> float:
+    """How much of a target's variance is a smooth function of some features: half of the frames tell, half test."""
+    expand = Expansion(generator.standard_normal((features.shape[1], 200)), generator.uniform(0, 2 * np.pi, 200))
+    y = np.column_stack([expand(features), np.ones(len(features))])
+    products = y[::2].T @ y[::2]
+    weights = np.linalg.solve(products + 1e-3 * len(y) / 2 * np.eye(len(products)), y[::2].T @ target[::2])
+    return 1 - float(np.mean((target[1::2] - y[1::2] @ weights) ** 2) / target[1::2].var())
 
 
 def positions(slow: Floats, circles: int) -> Floats:
@@ -137,7 +180,7 @@ def positions(slow: Floats, circles: int) -> Floats:
     if circles > 1 or (circles and n not in (2, 3)):
         raise DeepSSMError(
             f"A head start knows one circle and at most one line, not {circles} circles in {n} dimensions. "
-            "Set 'head_start' to 0."
+            "Set --head-start 0."
         )
     if not circles:
         return np.stack([even(feature) for feature in np.moveaxis(slow, -1, 0)], axis=-1)
@@ -183,8 +226,3 @@ def cylinder_axis(y: Floats) -> Floats:
             best, least = c, spread_of_radius
     assert best is not None
     return best[None]
-
-
-def spread(length: int, count: int) -> NDArray[np.integer]:
-    """At most `count` places, spread evenly over a list."""
-    return np.linspace(0, length - 1, min(count, length)).astype(int)

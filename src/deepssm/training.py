@@ -16,7 +16,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from deepssm import checkpoints, headstart
-from deepssm.data.sequences import Sequences, intensities
+from deepssm.data.sequences import Sequences, intensities, seen_frames
 from deepssm.errors import DeepSSMError
 from deepssm.models.base import Model
 from deepssm.networks import Standard, knowing
@@ -87,17 +87,28 @@ def fit(
     shape, controls = data.x.shape[2:], data.u.shape[2]
     build = _knowing(lambda seed: model_config.build(shape, controls, jax.random.key(seed)), data)
     program = Program(build, objective, training)
-    state, diverged, seconds = program.start(), {}, 0.0
-    if training.head_start and not saved:
-        state = state._replace(parameters=headstart.learn(build, training, data, watch))
+    state, seconds = program.start(), 0.0
+    diverged: dict[int, str] = {}
+
+    def keep(step: int) -> None:
+        """What `resume` needs to go on after this step."""
+        if checkpoint and first:
+            baseline = getattr(objective, "distortion_baseline", None)
+            facts = {"step": step, "baseline": baseline, "diverged": diverged, "seconds": time.monotonic() - began}
+            checkpoints.save(checkpoint, {**(header or {}), **facts}, state)
+
     if saved and checkpoint:
         state, seconds = checkpoints.load(checkpoint, state), saved["seconds"]
         diverged = {int(seed): reason for seed, reason in saved["diverged"].items()}
+    began = time.monotonic() - seconds
+    if training.head_start and not saved:
+        state = state._replace(parameters=headstart.learn(build, training, data, watch))
+        keep(0)
     step = int(state.step[0])
     log = checkpoints.Log(Path(folder) / "metrics.jsonl", step) if folder and first else None
 
     state, arrays = program.on_devices((state, (data.x, data.u, data.mask)))
-    began, last_saved = time.monotonic() - seconds, time.monotonic()
+    last_saved = time.monotonic()
     while step < training.steps:
         done = min(step + training.chunk, training.steps)
         proposed, values = program.run(state, arrays, length=done - step)
@@ -110,10 +121,8 @@ def fit(
         if log:
             log.write(step, metrics, training.all_seeds)
         due = done == training.steps or time.monotonic() - last_saved >= training.checkpoint_seconds
-        if checkpoint and first and due:
-            baseline = getattr(objective, "distortion_baseline", None)
-            facts = {"step": done, "baseline": baseline, "diverged": diverged, "seconds": time.monotonic() - began}
-            checkpoints.save(checkpoint, {**(header or {}), **facts}, state)
+        if due:
+            keep(done)
             last_saved = time.monotonic()
         watch("training", done, training.steps, metrics)
         step = done
@@ -126,8 +135,7 @@ def _knowing(build: Callable[[Array], Model], data: Sequences) -> Callable[[Arra
     leaves = jax.tree.leaves(shapes, is_leaf=lambda part: isinstance(part, Standard))
     if not any(isinstance(part, Standard) for part in leaves):
         return build
-    pictures = data.x[data.mask]
-    sample = intensities(pictures[np.linspace(0, len(pictures) - 1, min(len(pictures), STANDARD)).astype(int)])
+    sample = intensities(seen_frames(data, STANDARD))
     mean = sample.mean(0)
     scale = np.sqrt(np.mean((sample - mean) ** 2))
     return lambda seed: knowing(build(seed), mean, scale)

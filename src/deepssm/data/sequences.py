@@ -75,6 +75,18 @@ def intensities(x: Any) -> Any:
     return x.astype(np.float32) / 255 if x.dtype == np.uint8 else x
 
 
+def seen_frames(data: Sequences, count: int) -> NDArray[Any]:
+    """At most `count` observations that are seen, spread evenly over the data."""
+    seen = np.flatnonzero(data.mask)
+    chosen = seen[spread(len(seen), count)]
+    return data.x[np.unravel_index(chosen, data.mask.shape)]
+
+
+def spread(length: int, count: int) -> NDArray[np.integer]:
+    """At most `count` places, spread evenly over a list."""
+    return np.linspace(0, length - 1, min(count, length)).astype(int)
+
+
 def check(dataset: Dataset) -> Dataset:
     """The data set itself, or a DeepSSMError that names the first thing wrong with it."""
     shape, controls = dataset.train.x.shape[2:], dataset.train.u.shape[2:]

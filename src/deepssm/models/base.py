@@ -52,13 +52,8 @@ def posterior(z: Gaussian, memory: Float[Array, "k T N"] | None = None) -> Poste
     return Posterior(components_first(z.m), jnp.transpose(z.P, (3, 2, 0, 1)), components_first(memory))
 
 
-class Model(eqx.Module):
-    """A deep state-space model: p(x_1:T, z_1:T | u_1:T-1) of Eq. (seq-vhp-gen_model) with its recognition model.
-
-    Arrays come sequence first, then time: x (N, T, *shape), floats or bytes that stand for 0..1; u (N, T, n_u);
-    seen (N, T) with True for a seen frame.
-    u_t acts between x_t and x_t+1.
-    """
+class Trainable(eqx.Module):
+    """What `deepssm.program` asks of what it trains."""
 
     observation_parts: ClassVar[tuple[str, ...]]
     """Fields with the parameters theta and phi; all others (psi, psi_0, phi_0) rest in the initial phase of Alg. 1."""
@@ -66,6 +61,15 @@ class Model(eqx.Module):
     @abc.abstractmethod
     def terms(self, x: Observations, u: Controls, seen: Seen, key: PRNGKeyArray) -> Terms:
         """Distortion and rate of each sequence, with one sample from the recognition model."""
+
+
+class Model(Trainable):
+    """A deep state-space model: p(x_1:T, z_1:T | u_1:T-1) of Eq. (seq-vhp-gen_model) with its recognition model.
+
+    Arrays come sequence first, then time: x (N, T, *shape), floats or bytes that stand for 0..1; u (N, T, n_u);
+    seen (N, T) with True for a seen frame.
+    u_t acts between x_t and x_t+1.
+    """
 
     @abc.abstractmethod
     def filter(self, x: Observations, u: Controls, seen: Seen) -> Posterior:
