@@ -16,7 +16,7 @@ from jaxtyping import Float, PRNGKeyArray
 
 from deepssm.errors import DeepSSMError
 
-BLOCK = 16
+BLOCK = 4
 """Frames in a block on a CPU, whose windows should stay in its cache."""
 
 Pictures = Float[Array, "_ _ _ _"]
