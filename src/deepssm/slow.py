@@ -28,7 +28,8 @@ FEATURES = (2000, 1500, 1500)
 KEPT = 30
 """Slow features that each stage hands on. With a few only, the next stage learns the training sequences by heart."""
 BANDWIDTH = 1.5
-RIDGE = 1e-4
+SMALLEST = 3e-3
+"""Smallest variance of a combination of random features, relative to the mean; others are not looked at."""
 FRAMES = 60_000
 """Frames to learn from; others are only looked at."""
 SAMPLE = 4000
@@ -121,7 +122,7 @@ def principal_components(pictures: Floats) -> Floats:
 
 
 def learn_stage(steps: Steps, features: int, generator: np.random.Generator) -> Stage:
-    """Minimise the change from frame to frame over unit variance: D U = C U diag(slowness)."""
+    """Minimise the change from frame to frame over unit variance: D U = C U diag(slowness) with U' C U = I."""
     y, first = steps
     W, b = BANDWIDTH * generator.standard_normal((y.shape[1], features)), generator.uniform(0, 2 * np.pi, features)
     expand = Expansion(W.astype(np.float32), b.astype(np.float32))
@@ -129,18 +130,18 @@ def learn_stage(steps: Steps, features: int, generator: np.random.Generator) -> 
     mean, C, D = np.zeros(features), np.zeros((features, features)), np.zeros((features, features))
     for start in range(0, len(chosen), BLOCK):
         index = chosen[start : start + BLOCK]
-        now, then = expand(y[index]), expand(y[index + 1])
+        now, then = (expand(y[place]).astype(np.float64) for place in (index, index + 1))
         mean += now.sum(0)
         C += now.T @ now
         D += (then - now).T @ (then - now)
     mean, D = mean / len(chosen), D / len(chosen)
     C = C / len(chosen) - np.outer(mean, mean)
-    L = np.linalg.cholesky(C + RIDGE * np.trace(C) / features * np.eye(features))
-    _, V = np.linalg.eigh(np.linalg.solve(L, np.linalg.solve(L, D).T))
-    U = np.linalg.solve(L.T, V[:, :KEPT])
-    U = U / np.sqrt(np.einsum("ik,ij,jk->k", U, C, U, optimize=True))
-    slowness = np.einsum("ik,ij,jk->k", U, D, U, optimize=True)
-    return Stage(expand, mean.astype(np.float32), U.astype(np.float32), slowness.astype(np.float32))
+    variances, axes = np.linalg.eigh(C)
+    kept = variances > SMALLEST * variances.mean()  # what hardly varies is not slow but nothing
+    whiten = axes[:, kept] / np.sqrt(variances[kept])
+    slowness, V = np.linalg.eigh(whiten.T @ D @ whiten)
+    U = whiten @ V[:, :KEPT]
+    return Stage(expand, mean.astype(np.float32), U.astype(np.float32), slowness[:KEPT].astype(np.float32))
 
 
 def new_ones(slow: Floats, count: int, generator: np.random.Generator) -> list[int]:
