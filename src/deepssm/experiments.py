@@ -117,7 +117,7 @@ RGB_ROWS = (
 
 SYSTEMS: tuple[tuple[Any, Any, dict[str, Any]], ...] = (
     (PendulumData(), ROWS, {}),
-    (ReacherData("angle"), ANGLE_ROWS, {}),
+    (ReacherData("angle", hold=4, margin=0), ANGLE_ROWS, {}),
     (ReacherData("rgb"), RGB_ROWS, {"batch": 64, "precision": "tensorfloat32"}),
 )
 """The data, the rows of its table, and what its size asks of every training."""

@@ -27,8 +27,6 @@ from deepssm.errors import DeepSSMError
 
 PART = 100
 """Sequences in a part."""
-MARGIN = 0.04
-"""How close to its limit, in radians, the wrist is led away from it."""
 Watch = Callable[[int, int], None]
 """Called with the sequences done and all sequences."""
 
@@ -63,6 +61,8 @@ class ReacherData:
     """Frames of an episode before the sequence begins."""
     hold: float = 25.0
     """Frames that a torque is held on average."""
+    margin: float = 0.04
+    """How close to its limit, in radians, the wrist is led away from it; 0: it never is."""
     data_seed: int = 0
     """Seed of the data."""
     reacher: Reacher = field(default_factory=Reacher)
@@ -147,7 +147,7 @@ class ReacherData:
             state = environment.state
             change = generator.uniform(size=2) < 1 / self.hold
             u = np.where(change, generator.uniform(-1.0, 1.0, 2), u)
-            if abs(state[1]) > WRIST - MARGIN and u[1] * state[1] > 0:
+            if self.margin and abs(state[1]) > WRIST - self.margin and u[1] * state[1] > 0:
                 u[1] = -np.sign(state[1]) * generator.uniform()
             if t >= self.before:
                 x.append(environment.observe())
