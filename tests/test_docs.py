@@ -15,8 +15,9 @@ from deepssm.tables import FOUND
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "deepssm"
 
-STREAM = """errors files environments data linalg gaussian convolutions networks kalman transitions priors models
-objectives program checkpoints training evaluation runs experiments progress tables reporting studies cluster cli"""
+STREAM = """errors files environments data slow linalg gaussian convolutions networks kalman transitions priors models
+objectives program headstart checkpoints training evaluation runs experiments progress tables reporting studies cluster
+cli"""
 
 
 def named(text: str) -> list[str]:

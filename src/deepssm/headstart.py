@@ -1,8 +1,10 @@
 """A head start for models of pictures: features that change slowly, found without training, then dynamics for them.
 
-    1. Slow features of the pictures, as positions (`deepssm.slow`).
-    2. Encoder and decoder learn to say and to draw them, by regression.
-    3. Transition, noise and prior learn from what the encoder says, which stays as it is; no picture is touched.
+    0. Slow features of the pictures, as positions (`deepssm.slow`).
+    1. The encoder learns to say them, frame by frame.
+    2. Encoder and dynamics learn their evidence lower bound, with slow features p(s_t | a_t) = N(a_t, TOLERANCE^2 I)
+       instead of pictures. They are only about right: what the encoder says becomes smooth and predictable.
+    3. The decoder learns to draw what the encoder says.
 
 Training begins there. An encoder that starts at random may fold the world instead, and no gradient unfolds it.
 """
@@ -31,8 +33,15 @@ from deepssm.networks import Decoder, Encoder
 from deepssm.objectives import Elbo
 from deepssm.program import Program, TrainingConfig
 
-TOLERANCE = 0.03
-"""Standard deviation of the encoder's means around the slow features, as regression weighs it."""
+PRECISION = 0.03
+"""Standard deviation of the encoder's means around the slow features, as the first stage weighs it."""
+TOLERANCE = 0.1
+"""Standard deviation of the slow features around a."""
+FRAMES = 32
+"""In a step of the first and third stages."""
+SEQUENCES = 4
+"""In a step of the second."""
+WARM_UP = 100
 AT_ONCE = 1000
 """Frames that are encoded at the same time."""
 
@@ -42,7 +51,7 @@ Note = Callable[[str, int, dict[str, Array]], None]
 
 
 class Parts(Trainable):
-    """A Kalman VAE as encoder, decoder and the rest, of which a stage trains some."""
+    """A Kalman VAE as encoder, decoder and the rest, each of which a stage may train."""
 
     encoder: Encoder
     decoder: Decoder
@@ -61,30 +70,40 @@ class Parts(Trainable):
 
 
 class Told(Parts):
-    """Single frames, of which the encoder is told what to say and the decoder what was said: the targets, instead of u.
+    """Single frames x, of which the encoder is told what to say: slow features, instead of u.
 
-    The distortion is that of the pictures given the targets. The encoder's means are fitted by least squares and its
-    variances to what is left: with the likelihood of both, pictures that are hard to read would get large variances
-    and count no longer.
+    Means are fitted by least squares and variances to what is left: with the likelihood of both, pictures that are
+    hard to read would get large variances and count no longer.
     """
 
-    def terms(self, x: Observations, targets: Controls, seen: Seen, key: PRNGKeyArray) -> Terms:
-        x, a, seen = x[:, 0], targets[:, 0].T, seen[:, 0]
-        distortion = -jnp.where(seen, self.decoder.log_prob(x, a), 0.0)
-        q = self.encoder(x)
-        error = jnp.sum((a - q.m) ** 2, axis=0) / (2 * TOLERANCE**2)
+    def terms(self, x: Observations, slow: Controls, seen: Seen, key: PRNGKeyArray) -> Terms:
+        a, seen = slow[:, 0].T, seen[:, 0]
+        q = self.encoder(x[:, 0])
+        error = jnp.sum((a - q.m) ** 2, axis=0) / (2 * PRECISION**2)
         surprise = -Diagonal(jax.lax.stop_gradient(q.m), q.v).log_prob(a)
-        return Terms.of(distortion, {"told": jnp.where(seen, error + surprise, 0.0)})
+        return Terms.of(jnp.where(seen, error, 0.0), {"told": jnp.where(seen, surprise, 0.0)})
 
 
-class Heard(Parts):
-    """Sequences of what the encoder said, means before variances, instead of x."""
+class Moving(Parts):
+    """Sequences of pictures that stand for slow features: the last of the controls, after u."""
 
-    def terms(self, said: Observations, u: Controls, seen: Seen, key: PRNGKeyArray) -> Terms:
+    def terms(self, x: Observations, u: Controls, seen: Seen, key: PRNGKeyArray) -> Terms:
         a_key, rate_key = jax.random.split(key)
-        q_a = Diagonal(*jnp.split(components_first(said), 2))
-        parts = self.model.rates(q_a, q_a.sample(a_key), components_first(u), seen.T, rate_key)
-        return Terms.of(jnp.zeros(len(said)), parts)
+        model = self.model
+        u, slow = jnp.split(components_first(u), [u.shape[2] - model.config.auxiliary])
+        q_a = model.encode(x)
+        a = q_a.sample(a_key)
+        distortion = jnp.sum((slow - a) ** 2, axis=0) / (2 * TOLERANCE**2)
+        parts = model.rates(q_a, a, u, seen.T, rate_key)
+        return Terms.of(jnp.where(seen.T, distortion, 0.0).sum(0), parts)
+
+
+class Drawing(Parts):
+    """Single frames, of which the decoder is told what the encoder says, instead of u."""
+
+    def terms(self, x: Observations, said: Controls, seen: Seen, key: PRNGKeyArray) -> Terms:
+        distortion = -jnp.where(seen[:, 0], self.decoder.log_prob(x[:, 0], said[:, 0].T), 0.0)
+        return Terms.of(distortion, {"none": jnp.zeros_like(distortion)})
 
 
 def learn(build: Build, training: TrainingConfig, data: Sequences, watch: Watch) -> dict[str, Array]:
@@ -113,16 +132,18 @@ def _learn_one(
     build: Build, training: TrainingConfig, data: Sequences, targets: NDArray[np.floating], note: Note
 ) -> dict[str, Array]:
     """For one seed."""
-    stage = dataclasses.replace(training, steps=training.head_start, decay="cosine", warm_up=300, shortest=0)
-    regression = dataclasses.replace(stage, batch=32, learning_rate=3e-3)
-    frames = tuple(part.reshape(-1, 1, *part.shape[2:]) for part in (data.x, targets, data.mask))
-    parameters = _train("regression", lambda seed: Told.of(build(seed)), regression, frames, None, note)
+    still = dataclasses.replace(training, weight_decay=0.0, dynamics_decay=0.0)  # what a stage does not train
+    stage = dataclasses.replace(still, steps=training.head_start, decay="cosine", warm_up=WARM_UP, shortest=0)
+    frame_by_frame = dataclasses.replace(stage, batch=FRAMES, learning_rate=3e-3)
+    moving = dataclasses.replace(stage, batch=SEQUENCES, learning_rate=1e-3, dynamics_rate=3e-3)
+
+    told = (_frames(data.x), _frames(targets), _frames(data.mask))
+    parameters = _train("encoder", lambda seed: Told.of(build(seed)), frame_by_frame, told, None, note)
+    sequences = (data.x, np.concatenate([data.u, targets], axis=-1, dtype=np.float32), data.mask)
+    parameters = _train("dynamics", lambda seed: Moving.of(build(seed)), moving, sequences, parameters, note)
     (model,) = Program(build, Elbo(), stage).models(parameters)
-    assert isinstance(model, KalmanVAE)
-    sequences = (_said(model.encoder, data), data.u, data.mask)
-    hearing = dataclasses.replace(stage, batch=128)
-    heard = _train("dynamics", lambda seed: Heard.of(build(seed)), hearing, sequences, parameters, note)
-    return {**parameters, "dynamics": heard["dynamics"]}
+    said = (_frames(data.x), _frames(_said(model.encoder, data)), _frames(data.mask))
+    return _train("decoder", lambda seed: Drawing.of(build(seed)), frame_by_frame, said, parameters, note)
 
 
 def _train(
@@ -143,9 +164,14 @@ def _train(
     return state.parameters
 
 
+def _frames(array: NDArray[Any]) -> NDArray[Any]:
+    """As sequences of one."""
+    return array.reshape(-1, 1, *array.shape[2:])
+
+
 def _said(encoder: Encoder, data: Sequences) -> NDArray[np.float32]:
-    """Means and variances of all frames (N, T, 2 n_a)."""
-    encode = eqx.filter_jit(lambda x: jnp.concatenate(encoder(x)).T)
+    """The encoder's means (N, T, n_a)."""
+    encode = eqx.filter_jit(lambda x: encoder(x).m.T)
     frames = data.x.reshape(-1, *data.x.shape[2:])
     parts = [np.asarray(encode(frames[first : first + AT_ONCE])) for first in range(0, len(frames), AT_ONCE)]
     return np.concatenate(parts).reshape(*data.x.shape[:2], -1)

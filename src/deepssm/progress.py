@@ -22,8 +22,9 @@ from deepssm.training import Metrics
 STAGES = {
     "data": "making the data set",
     "baseline": "classical run for D_max",
-    "regression": "head start: encoder, decoder",
+    "encoder": "head start: encoder",
     "dynamics": "head start: dynamics",
+    "decoder": "head start: decoder",
     "training": "training",
 }
 
