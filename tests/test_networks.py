@@ -11,7 +11,7 @@ import pytest
 from deepssm import DeepSSMError, convolutions
 from deepssm.convolutions import Convolution, Deconvolution
 from deepssm.data.sequences import intensities
-from deepssm.networks import Decoder, Encoder, Recogniser
+from deepssm.networks import Decoder, Encoder, Recogniser, knowing
 
 KEY = jax.random.key(0)
 SHAPE, CHANNELS = (16, 24, 3), (4, 6)
@@ -89,11 +89,26 @@ def test_blocks_of_frames_are_all_frames(monkeypatch):
         encoder, decoder = models
         return decoder.log_prob(x, encoder(x).m).mean()
 
+    monkeypatch.setattr(convolutions, "BLOCK", 7)
     whole = eqx.filter_jit(eqx.filter_value_and_grad(loss))(models)
     monkeypatch.setattr(convolutions, "BLOCK", 3)
     blocks = eqx.filter_jit(eqx.filter_value_and_grad(lambda models: loss(models)))(models)
     for one, two in zip(jax.tree.leaves(whole), jax.tree.leaves(blocks), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-3)
+
+
+def test_pictures_are_differences_from_the_mean_one():
+    x = 0.5 + 0.1 * jax.random.normal(KEY, (5, *SHAPE))
+    mean = jax.random.uniform(KEY, SHAPE)
+    unknowing = Encoder(SHAPE, (10,), 2, KEY, CHANNELS), Decoder(2, (10,), SHAPE, 0.1, KEY, CHANNELS)
+    encoder, decoder = knowing(unknowing, mean, 0.2)
+    a = encoder(x).m
+    np.testing.assert_allclose(a, unknowing[0]((x - mean) / 0.2).m, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(decoder(a), mean + 0.2 * unknowing[1](a), rtol=1e-4, atol=1e-5)
+    slope = eqx.filter_grad(lambda models: models[1].log_prob(x, models[0](x).m).sum())((encoder, decoder))
+    assert all(np.all(part == 0) for model in slope for part in jax.tree.leaves(model.standard))
+    dense = Encoder((8, 8), (10,), 2, KEY)
+    assert knowing(dense, mean, 0.2).standard is None
 
 
 def test_bytes_are_intensities():

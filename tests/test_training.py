@@ -95,6 +95,27 @@ def test_decay_takes_the_weights_of_networks_alone():
         np.testing.assert_allclose(getattr(held.transition, part), getattr(without.transition, part), atol=0.05)
 
 
+def test_rates_rise_in_the_first_steps():
+    rising = TrainingConfig(steps=100, warm_up=9, decay="constant")
+    rates = [float(rising.rate("observation", jnp.asarray(step))) for step in range(12)]
+    np.testing.assert_allclose(rates, 1e-3 * np.minimum(np.arange(1, 13) / 10, 1), rtol=1e-5)
+    moved, started = train(steps=1, warm_up=99).models[0], train(steps=1).models[0]
+    before = tiny.model()
+    steps = [np.abs(model.encoder.network.network.mlp.layers[0].b).max() for model in (moved, started)]
+    assert steps[0] == pytest.approx(0.01 * steps[1], rel=1e-3)
+    assert not same(moved, before)
+
+
+def test_models_of_pictures_know_the_mean_one():
+    config = dataclasses.replace(tiny.MODEL, channels=(2,))
+    data = tiny.DATA.generate().train._replace(x=np.random.default_rng(0).uniform(size=(4, 7, 8, 8, 3)))
+    data = data._replace(x=data.x.astype(np.float32), u=data.u[:4], mask=data.mask[:4])
+    model = fit(config, Elbo(), dataclasses.replace(tiny.TRAINING, steps=1), data).models[0]
+    for part in (model.encoder.standard, model.decoder.standard):
+        np.testing.assert_allclose(part.mean, data.x.mean((0, 1)), atol=1e-5)
+        assert part.scale == pytest.approx((data.x - data.x.mean((0, 1))).std(), rel=1e-3)
+
+
 def test_annealing_reports_beta():
     seen = []
     train(Annealed(10), steps=20, watch=lambda *args: seen.append(args[-1]))

@@ -19,11 +19,11 @@ from deepssm.errors import DeepSSMError
 
 Floats = NDArray[np.floating]
 
-EDGE = 16
+EDGE = 32
 """Pictures are averaged down to this many pixels, or a little more, along an edge."""
-COMPONENTS = 100
+COMPONENTS = 60
 """Principal components of the pictures that the first stage sees."""
-FEATURES = (2000, 1500, 1500)
+FEATURES = (3000, 3000, 3000)
 """Random features of each stage."""
 KEPT = 30
 """Slow features that each stage hands on. With a few only, the next stage learns the training sequences by heart."""
