@@ -11,7 +11,7 @@ import pytest
 from dm_control import suite
 from gymnasium.utils.env_checker import check_env
 
-from deepssm import DeepSSMError, cli, runs
+from deepssm import DeepSSMError, cli, runs, slow
 from deepssm.data import reacher as reacher_data
 from deepssm.data import sequences
 from deepssm.data.reacher import ReacherData
@@ -191,8 +191,26 @@ def test_angles_are_learned_through_the_command(model, tmp_path, monkeypatch, ca
 
 def test_pictures_are_learned_through_the_command(tmp_path, monkeypatch):
     monkeypatch.setenv("DEEPSSM_CACHE", str(tmp_path / "cache"))
-    assert cli.main(["data", "reacher", "--observation", "rgb", "--out", str(tmp_path / "data.npz"), *FEW[:8]]) == 0
-    options = [*FEW, "--channels", "4", "4", "8", "--encoder", "16", "--decoder", "16", "--distortion-baseline", "0"]
+    monkeypatch.setattr(slow, "FEATURES", (100, 100))  # those of the preset are for 60 000 frames
+    few = "--sequences 30 --test-sequences 4 --frames 7 --before 5".split()
+    assert cli.main(["data", "reacher", "--observation", "rgb", "--out", str(tmp_path / "data.npz"), *few]) == 0
+    options = [
+        *few,
+        "--steps",
+        "6",
+        "--head-start",
+        "4",
+        "--channels",
+        "4",
+        "4",
+        "8",
+        "--encoder",
+        "16",
+        "--decoder",
+        "16",
+        "--distortion-baseline",
+        "0",
+    ]
     train = ["train", "reacher-rgb-vhp-ekvae-co", "--observation", "rgb", *options, "--out", str(tmp_path / "run")]
     assert cli.main(train) == 0
     run = runs.load(tmp_path / "run")

@@ -21,6 +21,8 @@ Floats = NDArray[np.floating]
 
 EDGE = 32
 """Pictures are averaged down to this many pixels, or a little more, along an edge."""
+PICTURES = 10_000
+"""Frames that tell the principal components."""
 COMPONENTS = 60
 """Principal components of the pictures that the first stage sees."""
 FEATURES = (3000, 3000, 3000)
@@ -77,15 +79,14 @@ class Stage(NamedTuple):
 def slow_features(data: Sequences, count: int, seed: int = 0) -> Floats:
     """The `count` slowest features of every frame, (N, T, count), each of unit variance; 0 where nothing is seen."""
     seen = data.mask
-    pictures = pooled(data)
-    if len(pictures) <= COMPONENTS:
+    if seen.sum() <= COMPONENTS:
         raise DeepSSMError(
-            f"Got {len(pictures)} frames; a head start needs more than {COMPONENTS}. Give more, or set --head-start 0."
+            f"Got {seen.sum()} frames; a head start needs more than {COMPONENTS}. Give more, or set --head-start 0."
         )
     places = np.cumsum(seen.ravel()).reshape(seen.shape) - 1  # of each seen frame in the list
     first = places[:, :-1][seen[:, :-1] & seen[:, 1:]]
     generator = np.random.default_rng(seed)
-    y = principal_components(pictures)
+    y = principal_components(data)
     for features in FEATURES:
         stage = learn_stage(Steps(y, first), features, generator)
         slow = stage(y)
@@ -95,11 +96,21 @@ def slow_features(data: Sequences, count: int, seed: int = 0) -> Floats:
     return found
 
 
-def pooled(data: Sequences) -> Floats:
-    """All seen frames as rows: small pictures, or sensors as they are."""
+def principal_components(data: Sequences) -> Floats:
+    """Of all seen frames, as rows; with a mean square of 1 together."""
     seen = np.flatnonzero(data.mask)
-    blocks = (np.unravel_index(seen[start : start + BLOCK], data.mask.shape) for start in range(0, len(seen), BLOCK))
-    return np.concatenate([_small(intensities(data.x[block])).reshape(len(block[0]), -1) for block in blocks])
+    sample = pooled(data, seen[spread(len(seen), PICTURES)])
+    mean = sample.mean(0)
+    sample = sample - mean
+    axes = np.linalg.eigh(sample.T @ sample)[1][:, ::-1][:, :COMPONENTS]
+    blocks = (seen[start : start + BLOCK] for start in range(0, len(seen), BLOCK))
+    y = np.concatenate([(pooled(data, block) - mean) @ axes for block in blocks])
+    return y / np.sqrt(np.mean(np.sum(y**2, axis=1)))
+
+
+def pooled(data: Sequences, places: NDArray[np.integer]) -> Floats:
+    """Some frames, counted through all sequences, as rows: small pictures, or sensors as they are."""
+    return _small(intensities(data.x[np.unravel_index(places, data.mask.shape)])).reshape(len(places), -1)
 
 
 def _small(pictures: Floats) -> Floats:
@@ -110,15 +121,6 @@ def _small(pictures: Floats) -> Floats:
     factors = (max(f for f in range(1, max(edge // EDGE, 1) + 1) if edge % f == 0) for edge in edges)
     (h, fh), (w, fw) = ((edge // f, f) for edge, f in zip(edges, factors, strict=True))
     return np.asarray(pictures, np.float32).reshape(frames, h, fh, w, fw, -1).mean((2, 4))
-
-
-def principal_components(pictures: Floats) -> Floats:
-    """The largest ones, with a mean square of 1 together."""
-    centred = pictures - pictures.mean(0)
-    sample = centred[spread(len(centred), FRAMES)]
-    _, axes = np.linalg.eigh(sample.T @ sample)
-    y = centred @ axes[:, ::-1][:, :COMPONENTS]
-    return y / np.sqrt(np.mean(np.sum(y**2, axis=1)))
 
 
 def learn_stage(steps: Steps, features: int, generator: np.random.Generator) -> Stage:
