@@ -70,6 +70,38 @@ def test_training_begins_there_and_is_not_begun_again(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+def test_velocities_follow_one_linear_system_where_positions_are_moved_by_them():
+    """However training may mix base matrices later, they leave the head start alike."""
+    config = dataclasses.replace(tiny.MODEL, integrating=True)
+    training = dataclasses.replace(TRAINING, seeds=1, head_start=30)
+
+    def build(seed: jax.Array) -> object:
+        return config.build((8, 8), 1, jax.random.key(seed))
+
+    parameters = headstart.learn(build, training, DATA, lambda *args: None)
+    program = Program(build, Elbo(), training)
+    before, after = (program.models(found)[0].transition for found in (program.start().parameters, parameters))
+    assert not np.allclose(after.F, before.F, atol=1e-3)
+    np.testing.assert_allclose(after.F, np.broadcast_to(after.F[:1], after.F.shape), atol=1e-4)
+    np.testing.assert_array_equal(after.g.layers[-1].W, before.g.layers[-1].W)
+
+
+def test_its_small_steps_are_not_split_over_devices(monkeypatch):
+    seen = []
+    program = Program.__init__
+    monkeypatch.setattr(
+        Program,
+        "__init__",
+        lambda self, build, objective, training: (
+            seen.append(training.devices) or program(self, build, objective, training)
+        ),
+    )
+    headstart.learn(
+        build, dataclasses.replace(TRAINING, seeds=1, head_start=1, devices="all"), DATA, lambda *args: None
+    )
+    assert set(seen) == {"one"}
+
+
 def test_only_kalman_models_have_one():
     with pytest.raises(DeepSSMError, match="Got a head start for a model of class DKS; expected EKVAE or KVAE"):
         fit(DKSConfig(reader=8, recognition=(8,), decoder=(8,)), Elbo(), TRAINING, DATA)

@@ -194,23 +194,8 @@ def test_pictures_are_learned_through_the_command(tmp_path, monkeypatch):
     monkeypatch.setattr(slow, "FEATURES", (100, 100))  # those of the preset are for 60 000 frames
     few = "--sequences 30 --test-sequences 4 --frames 7 --before 5".split()
     assert cli.main(["data", "reacher", "--observation", "rgb", "--out", str(tmp_path / "data.npz"), *few]) == 0
-    options = [
-        *few,
-        "--steps",
-        "6",
-        "--head-start",
-        "4",
-        "--channels",
-        "4",
-        "4",
-        "8",
-        "--encoder",
-        "16",
-        "--decoder",
-        "16",
-        "--distortion-baseline",
-        "0",
-    ]
+    small = "--channels 4 4 8 --encoder 16 --decoder 16 --steps 6 --head-start 4 --distortion-baseline 0".split()
+    options = [*few, *small]
     train = ["train", "reacher-rgb-vhp-ekvae-co", "--observation", "rgb", *options, "--out", str(tmp_path / "run")]
     assert cli.main(train) == 0
     run = runs.load(tmp_path / "run")

@@ -147,7 +147,8 @@ def _learn_one(
 ) -> dict[str, Array]:
     """For one seed."""
     still = dataclasses.replace(training, weight_decay=0.0, dynamics_decay=0.0)  # what a stage does not train
-    stage = dataclasses.replace(still, steps=training.head_start, decay="cosine", warm_up=WARM_UP, shortest=0)
+    alone = dataclasses.replace(still, devices="one")  # its steps are too small to be split; processes do the same
+    stage = dataclasses.replace(alone, steps=training.head_start, decay="cosine", warm_up=WARM_UP, shortest=0)
     frame_by_frame = dataclasses.replace(stage, batch=FRAMES, learning_rate=3e-3)
     moving = dataclasses.replace(stage, batch=SEQUENCES, learning_rate=1.5e-3, dynamics_rate=1e-2)
 
