@@ -244,6 +244,7 @@ def main() -> None:
 
     if jax.default_backend() == "cpu":
         note_pictures(8, 2048, 4)
+        note("RGB step, 64 x 30 frames: GB of memory beside the data", pictures(64, 128)[2] / 1e9, "", "")
         with tempfile.TemporaryDirectory() as cache:
             note("seconds to compile the training step", compile_seconds(), "<= 10", "")
             note("seconds to the first training step", first_step_seconds(cache), "", "with initialisation")

@@ -89,14 +89,15 @@ def test_figures_in_the_readme_are_those_of_the_results():
 def test_figures_of_the_reacher_are_those_of_the_results():
     lines = [line.split(" | ") for line in (ROOT / "docs" / "reacher.md").read_text().splitlines() if line[:2] == "| "]
     shown = {cells[0].removeprefix("| "): cells[1:] for cells in lines}
-    for row in _results("table1b"):
-        runs, (angles, velocities, error) = row["runs"], shown[row["row"]]
-        assert len(runs) >= 10
+    rows = {row["row"]: row["runs"] for row in _results("table1b")}
+    assert all(len(runs) >= 10 for runs in rows.values())
+    for name, runs in [*rows.items(), *((f"{row['row']}, pictures", row["runs"]) for row in _results("table1c"))]:
+        angles, velocities, error = shown[name]
         found = [text for cell in (angles, velocities) for text in cell.split("*(")[0].split(" / ")]
-        for name, text in zip(runs[0]["r2"], found, strict=True):
-            assert float(text) == pytest.approx(np.median([run["r2"][name] for run in runs]), abs=6e-4), row["row"]
+        for variable, text in zip(runs[0]["r2"], found, strict=True):
+            assert float(text) == pytest.approx(np.median([run["r2"][variable] for run in runs]), abs=6e-4), name
         middle = np.median([run["mse_predict_smoothed"] for run in runs])
-        assert float(error.split()[0]) == pytest.approx(middle, rel=0.05), row["row"]
+        assert float(error.split()[0]) == pytest.approx(middle, rel=0.05), name
 
 
 def _results(name: str) -> list[dict[str, Any]]:
