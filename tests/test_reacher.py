@@ -191,7 +191,8 @@ def test_angles_are_learned_through_the_command(model, tmp_path, monkeypatch, ca
 
 def test_pictures_are_learned_through_the_command(tmp_path, monkeypatch):
     monkeypatch.setenv("DEEPSSM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(slow, "FEATURES", (100, 100))  # those of the preset are for 60 000 frames
+    monkeypatch.setattr(slow, "FEATURES", (100, 100))  # the usual number is for 60 000 frames
+    monkeypatch.setattr(slow, "EDGE", 16)
     few = "--sequences 30 --test-sequences 4 --frames 7 --before 5".split()
     assert cli.main(["data", "reacher", "--observation", "rgb", "--out", str(tmp_path / "data.npz"), *few]) == 0
     small = "--channels 4 4 8 --encoder 16 --decoder 16 --steps 6 --head-start 4 --distortion-baseline 0".split()
