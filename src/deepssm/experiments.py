@@ -131,7 +131,7 @@ RGB_ROWS = (
 
 SYSTEMS: tuple[tuple[Any, Any], ...] = (
     (PendulumData(), ROWS),
-    (ReacherData("angle", hold=4, margin=0), ANGLE_ROWS),
+    (ReacherData("angle", hold=4.0, margin=0.0), ANGLE_ROWS),
     (ReacherData("rgb"), RGB_ROWS),
 )
 """The data, and the rows of its table."""
