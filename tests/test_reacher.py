@@ -11,7 +11,7 @@ import pytest
 from dm_control import suite
 from gymnasium.utils.env_checker import check_env
 
-from deepssm import DeepSSMError, cli, runs, slow
+from deepssm import DeepSSMError, cli, experiments, runs, slow
 from deepssm.data import reacher as reacher_data
 from deepssm.data import sequences
 from deepssm.data.reacher import ReacherData
@@ -112,11 +112,16 @@ def test_data_follow_the_simulator(tmp_path):
                 np.testing.assert_allclose(environment.state, state[t + 1], atol=2e-3)
 
 
-def test_velocities_spread(tmp_path):
+@pytest.mark.parametrize(
+    ("preset", "stds", "at_the_limit"), [("rgb", [2.6, 2.65], 0.03), ("angle", [1.9, 2.5], 0.09)], ids=["rgb", "angle"]
+)
+def test_velocities_spread(preset, stds, at_the_limit, tmp_path):
     """What docs/reacher.md says of them."""
-    ReacherData(sequences=200, test_sequences=2).write(tmp_path / "data.npz")
-    spread = sequences.load(tmp_path / "data.npz").train.state.std((0, 1))
-    np.testing.assert_allclose(spread[2:], [2.6, 2.65], rtol=0.1)
+    data = experiments.preset(f"reacher-{preset}-vhp-ekvae-co").data
+    dataclasses.replace(data, observation="angle", sequences=200, test_sequences=2).write(tmp_path / "data.npz")
+    state = sequences.load(tmp_path / "data.npz").train.state
+    np.testing.assert_allclose(state.std((0, 1))[2:], stds, rtol=0.1)
+    assert np.mean(np.abs(state[..., 1]) > WRIST - np.radians(2)) == pytest.approx(at_the_limit, abs=0.02)
 
 
 @pytest.mark.parametrize("observation", ["angle", "rgb"])

@@ -18,9 +18,10 @@ def small(monkeypatch):
 
 def film(sequences: int = 300, frames: int = 20) -> tuple[Sequences, np.ndarray, np.ndarray]:
     """A spot on a circle, whose colour goes from red to green: the angle and the colour move at constant speeds."""
-    start, speed = GENERATOR.uniform(-np.pi, np.pi, (sequences, 1)), GENERATOR.uniform(-0.2, 0.2, (sequences, 1))
+    generator = np.random.default_rng(0)  # the same film for every test, whichever run before
+    start, speed = generator.uniform(-np.pi, np.pi, (sequences, 1)), generator.uniform(-0.2, 0.2, (sequences, 1))
     angle = start + speed * np.arange(frames)
-    start, end = GENERATOR.uniform(0, 1, (2, sequences, 1))
+    start, end = generator.uniform(0, 1, (2, sequences, 1))
     colour = start + (end - start) * np.arange(frames) / frames
     row, column = np.meshgrid(np.arange(32), np.arange(32), indexing="ij")
     centre = 15.5 + 9 * np.stack([np.sin(angle), np.cos(angle)])[..., None, None]
@@ -52,7 +53,7 @@ def test_frames_that_are_not_seen_do_not_count():
     found = slow.slow_features(data._replace(x=noise, mask=mask), 3)
     np.testing.assert_array_equal(found, slow.slow_features(data._replace(mask=mask), 3))
     assert np.all(found[~mask] == 0)
-    assert straight(found[mask], np.sin(angle[mask])) > 0.9
+    assert straight(found[mask], np.sin(angle[mask])) > 0.95
 
 
 def test_pictures_are_averaged_over_squares():

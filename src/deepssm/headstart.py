@@ -47,6 +47,7 @@ FRAMES = 32
 SEQUENCES = 4
 """In a step of the second."""
 WARM_UP = 100
+"""Steps in which the rates of a stage rise."""
 AT_ONCE = 1000
 """Frames that are encoded at the same time."""
 
@@ -106,7 +107,7 @@ class Drawing(Parts):
 
     def terms(self, x: Observations, said: Controls, seen: Seen, key: PRNGKeyArray) -> Terms:
         distortion = -jnp.where(seen[:, 0], self.decoder.log_prob(x[:, 0], said[:, 0].T), 0.0)
-        return Terms.of(distortion, {"none": jnp.zeros_like(distortion)})
+        return Terms(distortion, jnp.zeros_like(distortion), {})
 
 
 def _uniform(model: KalmanVAE) -> KalmanVAE:
@@ -117,6 +118,7 @@ def _uniform(model: KalmanVAE) -> KalmanVAE:
 
 
 def _unsure(q: Diagonal) -> Array:
+    """How far the encoder is from stating `SURE`."""
     return jnp.sum((jnp.log(q.v) - 2 * math.log(SURE)) ** 2, axis=0)
 
 
@@ -146,9 +148,16 @@ def _learn_one(
     build: Build, training: TrainingConfig, data: Sequences, targets: NDArray[np.floating], note: Note
 ) -> dict[str, Array]:
     """For one seed."""
-    still = dataclasses.replace(training, weight_decay=0.0, dynamics_decay=0.0)  # what a stage does not train
-    alone = dataclasses.replace(still, devices="one")  # its steps are too small to be split; processes do the same
-    stage = dataclasses.replace(alone, steps=training.head_start, decay="cosine", warm_up=WARM_UP, shortest=0)
+    stage = dataclasses.replace(
+        training,
+        steps=training.head_start,
+        decay="cosine",
+        warm_up=WARM_UP,
+        shortest=0,
+        weight_decay=0.0,  # it would shrink what a stage does not train
+        dynamics_decay=0.0,
+        devices="one",  # steps are too small to be split; several processes do the same
+    )
     frame_by_frame = dataclasses.replace(stage, batch=FRAMES, learning_rate=3e-3)
     moving = dataclasses.replace(stage, batch=SEQUENCES, learning_rate=1.5e-3, dynamics_rate=1e-2)
 
